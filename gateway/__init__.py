@@ -1,0 +1,1 @@
+"""kvgate: admission control in front of SGLang."""

@@ -1,0 +1,284 @@
+"""The values the core decides about: immutable, without I/O, shared by gate, twin and laboratory.
+
+Units everywhere: tokens for KV and prefill, seconds for time (monotonic, passed in by the
+caller), requests for slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+"""Ours, unique for the life of the process, a fixed length: it goes upstream as the `rid`."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PoolId:
+    """One KV pool: a data-parallel rank of one server."""
+
+    backend: str
+    rank: int = 0
+
+    def __str__(self) -> str:
+        return self.backend if self.rank == 0 else f"{self.backend}#{self.rank}"
+
+
+class Code(StrEnum):
+    """Why a request was refused. Stable: clients and dashboards match on these words."""
+
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    INVALID_REQUEST = "invalid_request"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    CLIENT_LIMIT = "client_limit"
+    QUEUE_FULL = "queue_full"
+    DEADLINE_UNREACHABLE = "deadline_unreachable"
+    QUARANTINED = "quarantined"
+    NO_BACKEND = "no_backend"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DRAINING = "draining"
+    BODY_TOO_LARGE = "body_too_large"
+
+
+class Outcome(StrEnum):
+    """How a request ended. Each request ends exactly once, in exactly one of these."""
+
+    COMPLETED = "completed"  # the engine answered to the end, whatever its status
+    REJECTED = "rejected"  # refused at the door, never queued
+    EVICTED = "evicted"  # queued, then refused: waited too long, drained, can no longer fit
+    CANCELLED = "cancelled"  # the client left
+    FAILED = "failed"  # the engine or the way to it broke
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one request wants, before anybody decided anything.
+
+    `prompts` holds the tokens of each prompt (a chat has one). `cap` is the output limit per
+    sequence that the client asked for; None when it left the choice to us. `floor` is the
+    smallest output worth starting for (see `caps`).
+    """
+
+    prompts: tuple[int, ...]
+    n: int = 1
+    cap: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(self.prompts, default=0)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences the engine will run: prompts × n."""
+        return len(self.prompts) * self.n
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one request takes from the ledgers of one pool, all of it or nothing."""
+
+    cap: int  # output tokens per sequence: the number that is forwarded
+    kv: int  # tokens, whole pages
+    prefill: int  # prompt tokens not yet prefilled
+    slots: int  # running requests
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """What one pool can take. Read from the server at each of its starts, narrowed by policy."""
+
+    kv_tokens: int  # what reservations may add up to: max_total_num_tokens less a page, less slack
+    page: int = 1  # KV page size, tokens
+    context: int = 1 << 30  # prompt + output of one sequence, tokens
+    max_input: int = 1 << 30  # longest prompt the engine takes (its max_req_input_len), tokens
+    max_prompt: int | None = None  # longest prompt policy allows here, tokens
+    default_output: int | None = None  # cap where the client sent none; None: derived, see caps
+    max_output: int | None = None  # largest cap policy allows; None: what fits
+    prefill_tokens: int = 1 << 30  # prompt tokens in prefill at once
+    slots: int = 1 << 30  # running requests
+    speculative: int = 0  # tokens speculative decoding looks ahead, per sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRule:
+    """What one client may have. `weight` is its share where clients compete."""
+
+    name: str
+    weight: float = 1.0
+    max_inflight: int | None = None
+    max_held_tokens: int | None = None
+    max_waiting: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRule:
+    """How much may wait, and how long."""
+
+    max_requests: int = 256
+    max_tokens: int = 4_000_000
+    max_bytes: int = 512 << 20
+    max_wait_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One request at the gate."""
+
+    id: RequestId
+    client: ClientRule
+    ask: Ask
+    pools: tuple[PoolId, ...]  # where it may run, in order of preference
+    body_bytes: int = 0
+    streamed: bool = True  # whether the first token will be seen as it comes
+    deadline: float | None = None  # monotonic: give up waiting then, if sooner than the queue's
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A reservation that is held: where, how much, and what cap goes with it."""
+
+    id: RequestId
+    pool: PoolId
+    demand: Demand
+    clamped_from: int | None  # the client's cap, where ours is lower
+    injected: bool  # the client sent no cap; ours was put in
+    queued_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refusal with its arithmetic: what was needed, what there was, what to do."""
+
+    code: Code
+    message: str
+    needed: int | None = None
+    available: int | None = None
+    position: int | None = None  # requests that were ahead
+    eta_s: float | None = None  # when it could have started
+    retry_after_s: float | None = None
+
+
+class Release(StrEnum):
+    """Why a reservation was given back."""
+
+    ENDED = "ended"  # the engine finished it
+    CONFIRMED = "confirmed"  # abandoned; the engine has shown it gone
+    GRACE = "grace"  # abandoned; nobody confirmed it within the grace
+    VOIDED = "voided"  # the server died: there is nothing left to hold
+    REQUEUED = "requeued"  # the engine pushed back before it started
+    UNSENT = "unsent"  # cancelled before anything went upstream
+
+
+# ---- transitions: what the core tells the shell, which logs, counts and wakes in one place ----
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    id: RequestId
+    position: int  # 1 = next
+    need: int  # KV tokens on the pool it waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Terminal. `queued_s` is None where the request never waited."""
+
+    id: RequestId
+    refusal: Refusal
+    queued_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lingering:
+    """Abandoned upstream: the reservation stays until confirmed gone or until `until`."""
+
+    id: RequestId
+    pool: PoolId
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    id: RequestId
+    pool: PoolId
+    demand: Demand
+    why: Release
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Terminal for a request that was granted or cancelled while it waited."""
+
+    id: RequestId
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    pool: PoolId
+    before: PoolLimits | None
+    after: PoolLimits
+
+
+Transition = Queued | Granted | Refused | Lingering | Released | Ended | Resized
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """A snapshot of one ledger for people and tests."""
+
+    limit: int
+    reserved: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """A snapshot of one pool."""
+
+    pool: PoolId
+    open: bool
+    paused_until: float
+    limits: PoolLimits
+    kv: LedgerView
+    prefill: LedgerView
+    slots: LedgerView
+    lingering: int  # KV tokens held by abandoned requests
+
+
+@dataclass(frozen=True, slots=True)
+class ClientView:
+    """A snapshot of one client's share."""
+
+    name: str
+    held_tokens: int
+    inflight: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """A snapshot of the queue."""
+
+    requests: int
+    tokens: int
+    bytes: int
+    oldest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything the core holds, frozen at one instant."""
+
+    pools: tuple[PoolView, ...] = ()
+    clients: tuple[ClientView, ...] = ()
+    queue: QueueView = field(default_factory=lambda: QueueView(0, 0, 0, 0.0))

@@ -130,7 +130,9 @@ class Books:
         flow.inflight += 1
         self.held[ticket.id] = Held(pool, entry)
         self.dequeue(ticket.id)
-        if not ticket.streamed:
+        if demand.prefill == 0:
+            self.pools[pool].ledger.prefilled(ticket.id)
+        elif not ticket.streamed:
             rate = max(self.pools[pool].prefill_rate, 1.0)
             hold.prefilled_by = now + demand.prefill / rate
             self.at(hold.prefilled_by, Timer.PREFILLED, ticket.id)

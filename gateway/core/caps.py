@@ -68,6 +68,8 @@ def default_cap(ask: Ask, limits: PoolLimits) -> int:
     """The cap for a request that brought none (before room is considered)."""
     if limits.default_output is not None:
         return limits.default_output
+    if ask.usual is not None:
+        return ask.usual
     per_sequence = limits.kv_tokens // ask.sequences
     share = per_sequence // SHARE - ask.longest
     least = min(LEAST_DEFAULT, per_sequence // FLOOR_SHARE)

@@ -58,12 +58,15 @@ class Ask:
     """What one request wants, before anybody decided anything.
 
     `prompts` holds the tokens of each prompt (a chat has one). `cap` is the output limit per
-    sequence that the client asked for; None when it left the choice to us.
+    sequence that the client asked for; None when it left the choice to us. `usual` is what the
+    endpoint itself takes an absent cap for, where that is a number (16 on /v1/completions, 128 on
+    /generate): injected, it changes nothing for the client.
     """
 
     prompts: tuple[int, ...]
     n: int = 1
     cap: int | None = None
+    usual: int | None = None
 
     @property
     def longest(self) -> int:

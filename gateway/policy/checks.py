@@ -30,10 +30,6 @@ def between(
         *_twice("backends", "name", ((i, b.name) for i, b in backends.items())),
         *_twice("backends", "url", ((i, b.url) for i, b in backends.items())),
         *_twice("clients", "name", ((i, c.name) for i, c in clients.items())),
-        *_twice("clients", "key_env", ((i, c.key_env) for i, c in clients.items() if c.key_env)),
-        *_twice(
-            "clients", "key_file", ((i, str(c.key_file)) for i, c in clients.items() if c.key_file)
-        ),
         *_twice(
             "clients",
             "header",

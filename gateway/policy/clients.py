@@ -93,7 +93,12 @@ def gather(
 
 def digest(key: str) -> bytes:
     """SHA-256 of a key as it travels in a header."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(_bytes(key)).digest()
+
+
+def _bytes(text: str) -> bytes:
+    # A header that is not UTF-8 arrives with lone surrogates; it must not raise, only not match.
+    return text.encode("utf-8", "surrogatepass")
 
 
 @dataclass(slots=True)
@@ -161,7 +166,7 @@ class Identify:
                 return name
         for header, value, name in self._headers:
             sent = headers.get(header)
-            if sent is not None and hmac.compare_digest(sent.encode(), value.encode()):
+            if sent is not None and hmac.compare_digest(_bytes(sent), _bytes(value)):
                 return name
         if self._anonymous is not None:
             return self._anonymous

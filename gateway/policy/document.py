@@ -34,15 +34,17 @@ class Document:
 def read(text: str, name: str) -> Document:
     """Parse one YAML document. Mistakes are in `findings`; `data` is what could be read."""
     document = Document(name)
-    loader = yaml.SafeLoader(text)
+    loader = None
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is not None:
             document.data = _Walk(loader, document).value(node, ())
     except yaml.YAMLError as error:
         document.findings.append(_syntax(error, document))
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return document
 
 

@@ -26,9 +26,13 @@ def between(
     backends: Mapping[int, Backend], clients: Mapping[int, Client], listen: str, control: str
 ) -> list[Finding]:
     """Every contradiction between values that are well formed by themselves."""
+    same_url = _twice("backends", "url", ((i, b.url) for i, b in backends.items()))
+    repeated = {f.loc[1] for f in same_url}  # their names, made from the URL, are equal as well
     found = [
-        *_twice("backends", "name", ((i, b.name) for i, b in backends.items())),
-        *_twice("backends", "url", ((i, b.url) for i, b in backends.items())),
+        *same_url,
+        *_twice(
+            "backends", "name", ((i, b.name) for i, b in backends.items() if i not in repeated)
+        ),
         *_twice("clients", "name", ((i, c.name) for i, c in clients.items())),
         *_twice(
             "clients",

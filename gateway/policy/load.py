@@ -67,8 +67,18 @@ def load_policy(
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a policy file, for editors and `kvgate schema`."""
-    return Policy.model_json_schema()
+    """The JSON Schema of a policy file, for editors and `kvgate schema`."""
+    schema: dict[str, Any] = _one_paragraph(Policy.model_json_schema())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _one_paragraph(node: Any) -> Any:  # noqa: ANN401  # JSON
+    """The schema without the line breaks that descriptions have in our source."""
+    if isinstance(node, dict):
+        return {key: _one_paragraph(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_one_paragraph(item) for item in node]
+    return " ".join(node.split()) if isinstance(node, str) else node
 
 
 @dataclass(slots=True)
@@ -188,8 +198,8 @@ def _validate(sources: _Sources, env: Mapping[str, str]) -> tuple[Policy | None,
     try:
         policy = Policy.model_validate(sources.data, context=sources.context)
     except ValidationError as error:
-        known = {f.loc for f in found}
-        found += [f for f in explain(error, Policy) if f.loc not in known]
+        unreadable = {f.loc for f in found if f.line is None}
+        found += [f for f in explain(error, Policy) if f.loc not in unreadable]
     backends = _items(Backend, sources.data.get("backends"), sources.context)
     callers = _items(Client, sources.data.get("clients"), sources.context)
     listen = _address(sources.data, "listen")

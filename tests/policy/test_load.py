@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.policy.load import load_policy
 from gateway.policy.problems import PolicyError, Problem, dotted, shown
-from gateway.policy.schema import Policy
+from gateway.policy.schema import Backend, Client, HeaderMatch, Limits, Policy, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 URL = "http://127.0.0.1:30000"
 
@@ -176,6 +179,10 @@ def test_every_mistake_is_told_at_once_with_place_value_and_remedy(
         ("backends: [{url: 'http://a', tokenizer: nowhere}]", "backends[0].tokenizer",
          "is not a directory with a tokenizer.json"),
         ("backends: [{name: x}]", "backends[0].url", "is missing"),
+        ("backends: [{url: 'http://a'}, {url: 'http://a'}]", "backends[1].url", "is already used by backends[0]"),
+        ("backends: [{url: 'http://a'}, {url: 'http://b', name: 'a:80'}]", "backends[1].name",
+         "is already used by backends[0]"),
+        ("listen: 2026-99-99", "listen", "is not a value YAML knows"),
         ("listen: 0.0.0.0:80", "listen", "is reachable from the network and no client has a key"),
         ("clients: [{name: x, header: {name: x-a, value: b}}]\nlisten: box:80", "listen",
          "is reachable from the network and no client has a key"),
@@ -323,6 +330,58 @@ def test_a_broken_line_with_a_key_is_not_quoted(tmp_path: Path) -> None:
 )
 def test_how_values_are_shown(value: object, text: str) -> None:
     assert shown(("x",), value) == text
+
+
+def test_a_password_in_a_url_is_not_shown_whatever_it_looks_like() -> None:
+    assert (
+        shown(("url",), "http://me:pass@box/x?key=pass") == "'http://(not shown)@box/x?(not shown)'"
+    )
+
+
+def test_both_of_two_mistakes_at_one_key_are_told(tmp_path: Path) -> None:
+    found = mistakes(write(tmp_path, f"backends: [{{url: '{URL}'}}]\nlisten: a:1\nlisten: b\n"))
+    assert [f.wrong for f in found] == [
+        "was already said in line 2",
+        "is not an address to listen on",
+    ]
+
+
+NAMES = sorted(
+    {
+        name
+        for kind in (Policy, Backend, Client, HeaderMatch, Queue, Limits)
+        for name in kind.model_fields
+    }
+)
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.dates()
+    | st.sampled_from([URL, "auto", "on", "127.0.0.1:1", "PATH", "x"])
+)
+ANYTHING = st.recursive(
+    VALUES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), inner, max_size=5)
+    ),
+    max_leaves=25,
+)
+
+
+@given(ANYTHING | st.dictionaries(st.sampled_from(sorted(Policy.model_fields)), ANYTHING))
+def test_no_file_makes_it_raise_anything_but_a_policy_error(data: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder), yaml.safe_dump(data))
+        try:
+            policy = load_policy(path, env={"PATH": "x"})
+        except PolicyError as error:
+            policy = None
+            assert all(str(e) for e in error.errors)  # noqa: PT017
+    assert policy is None or policy.backends
 
 
 def test_dotted_paths() -> None:

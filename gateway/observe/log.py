@@ -8,6 +8,7 @@ message of a foreign exception may quote what was being parsed.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import sys
@@ -45,6 +46,11 @@ _SECRET_TEXT = (
     (re.compile(r"\b(?:sk|pk|hf|gsk|ghp)[-_][A-Za-z0-9_-]{4,}"), REDACTED),
     (re.compile(r"//[^/@\s]+@"), f"//{REDACTED}@"),
 )
+_SUSPECT = re.compile(
+    r"(?i)bearer|basic|authorization|api[_-]?key|cookie|//|[sp]k[-_]|hf[-_]|gsk[-_]|ghp[-_]"
+    r"|[\x00-\x1f\x7f-\x9f\u2028\u2029]"
+)
+"""What a text must hold for any pattern here to apply: most texts are passed by one search."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _LONGEST_TEXT = 500
 """Characters of one value. Our longest sentences are below 300; more is somebody's data."""
@@ -132,20 +138,33 @@ def _json(event: object, **_: object) -> str:
 
 
 def _clean(name: str, value: object, depth: int) -> object:
-    if _SECRET_NAME.search(name):
+    if _secret_name(name):
         return REDACTED
-    if value is None or isinstance(value, bool | int | float):
+    if isinstance(value, str):  # a StrEnum too: str() drops what else it carries
+        return _text(str(value))
+    if value is None or isinstance(value, int | float):
         return value
+    return _clean_object(value, depth)
+
+
+def _clean_object(value: object, depth: int) -> object:
     if isinstance(value, bytes | bytearray | memoryview):
         return f"<{len(value)} bytes>"
     if depth and isinstance(value, Mapping):
-        return {str(key): _clean(str(key), inner, depth - 1) for key, inner in value.items()}
+        return {_text(str(key)): _clean(str(key), inner, depth - 1) for key, inner in value.items()}
     if depth and isinstance(value, list | tuple | set | frozenset):
         return [_clean("", inner, depth - 1) for inner in value]
     return _text(str(value))
 
 
+@functools.lru_cache(maxsize=1024)  # the names are our own, and few
+def _secret_name(name: str) -> bool:
+    return bool(_SECRET_NAME.search(name))
+
+
 def _text(text: str) -> str:
+    if len(text) <= _LONGEST_TEXT and not _SUSPECT.search(text):
+        return text
     for pattern, instead in _SECRET_TEXT:
         text = pattern.sub(instead, text)
     if len(text) > _LONGEST_TEXT:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gateway.core.model import Code, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 CapSource = Literal["asked", "clamped", "injected"]
 Source = Literal["gateway", "upstream"]
@@ -108,18 +108,21 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the derived ones. Times are rounded to 0.01."""
-        values = {name: _plain(getattr(self, name)) for name in _FIELDS}
-        return values | {"source": self.source, "phase": self.phase}
+        values = {name: getattr(self, name) for name in _FIELDS}
+        for name, value in values.items():
+            if (plain := _PLAIN.get(type(value))) is not None:
+                values[name] = plain(value)
+        values["source"], values["phase"] = self.source, self.phase
+        return values
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, float):
-        return round(value, 2)
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="milliseconds")
-    return str(value) if isinstance(value, Code | Outcome) else value
-
-
+_PLAIN: dict[type, Callable[[Any], object]] = {
+    float: lambda value: round(value, 2),
+    datetime: lambda value: value.isoformat(timespec="milliseconds"),
+    Code: str,
+    Outcome: str,
+}
+"""How values that JSON does not know, or knows too precisely, are written."""
 _FIELDS = tuple(f.name for f in fields(Record) if f.name != "told")
 
 

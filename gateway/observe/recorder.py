@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from gateway.observe.record import Record
 
 BACKLOG = 10_000
-"""Records that may wait for the disk. About ten megabytes, and a minute and more of a gate that
-finishes 150 requests a second; what comes on top is dropped and counted."""
+"""Records that may wait for the disk: some 25 MB, and more than a minute of a gate that finishes
+150 requests a second. What comes on top is dropped and counted."""
 
 _BATCH = 512
-"""Records written with one system call: half a megabyte, so a flood costs few calls."""
+"""Records written with one system call: half a megabyte, so that a flood costs few calls."""
 
 
 class Warn(Protocol):
@@ -50,12 +50,14 @@ class RecordWriter:
         """Records that did not reach the file."""
         self._ring: deque[dict[str, Any]] = deque(maxlen=recent)
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(BACKLOG)
-        self._lines = None if path is None else _Lines(path, max_bytes, keep)
         self._warn = warn
         self._failing = False
         self._thread: threading.Thread | None = None
-        if self._lines is not None:
-            self._thread = threading.Thread(target=self._run, name="records", daemon=True)
+        if path is not None:
+            lines = _Lines(path, max_bytes, keep)
+            self._thread = threading.Thread(
+                target=self._run, args=(lines,), name="records", daemon=True
+            )
             self._thread.start()
 
     def write(self, record: Record) -> None:
@@ -82,10 +84,7 @@ class RecordWriter:
         self._thread.join(timeout_s)
         self._thread = None
 
-    def _run(self) -> None:
-        lines = self._lines
-        if lines is None:
-            return
+    def _run(self, lines: _Lines) -> None:
         more = True
         while more:
             batch, more = self._next_batch()

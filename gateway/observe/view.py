@@ -45,7 +45,7 @@ _CLIENT: tuple[tuple[str, str, Callable[[ClientView], float]], ...] = (
 
 
 class ViewCollector(Collector):
-    """Reads `source` at each scrape. A view that cannot be read costs the gauges, not the scrape."""
+    """Reads `source` at each scrape. An unreadable view costs the gauges, not the scrape."""
 
     def __init__(self, failed: Callable[[str], None]) -> None:
         self.source: Callable[[], View] | None = None

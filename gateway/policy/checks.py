@@ -1,7 +1,7 @@
 """What must hold between the values of a policy. Pure: no file, no environment.
 
-The functions take lists with gaps (index → item), so that one broken backend does not hide what is
-wrong between the others.
+The functions take lists with gaps (index → item), so that one broken backend does not hide what
+is wrong between the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def between(
                 ("control",),
                 control,
                 "is the data plane's address too",
-                "give the control plane a port of its own: it must answer when the data plane is full",
+                "give the control plane a port of its own, where it answers however busy the other is",
             )
         )
     return found

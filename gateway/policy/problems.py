@@ -77,7 +77,7 @@ def dotted(loc: Loc) -> str:
 # ---- showing values -----------------------------------------------------------------------
 
 _SECRET_NAME = re.compile(
-    r"(?i)(^|[_-])(api)?(key|keys|token|secret|password|passwd|authorization|auth|cookie|bearer)($|[_-])"
+    r"(?i)(^|[_-])(api)?(keys?|token|secret|passw(or)?d|auth(orization)?|cookie|bearer)($|[_-])"
 )
 _NOT_SECRET_NAME = re.compile(r"(?i)(key_env|key_file|_tokens|max_token)")
 _SECRET_VALUE = re.compile(r"(?i)\b(sk|pk|hf|gsk|ghp|xox[a-z]|bearer|basic)[-_ ]\S+")

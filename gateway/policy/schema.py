@@ -160,12 +160,13 @@ class Queue(Section):
     """How much may wait, and how long. A request that meets a full queue gets 429 at once."""
 
     max_requests: Count = 256
-    """Requests waiting. Default 256: at a typical 1-2 starts a second of a single server, this is
-    about as much as can start within max_wait_s."""
+    """Requests waiting. Default 256: twice what a server that starts one request a second can
+    start within max_wait_s, so that a burst of short ones still finds room."""
 
     max_tokens: Count = 4_000_000
     """KV tokens the waiting requests need together. Default 4,000,000: sixty times the pool of a
-    24 GB card; more could not start within max_wait_s."""
+    24 GB card (67,375); to start more within max_wait_s, it would have to be emptied and filled
+    anew every two seconds."""
 
     max_bytes: Count = 512 << 20
     """Bytes of request bodies held for waiting requests. Default 512 MiB: eight bodies of the
@@ -199,7 +200,7 @@ class Limits(Section):
 
     connect_s: Seconds = 5.0
     """Longest wait for a TCP connection to the server, seconds. Default 5: a listening server
-    accepts in milliseconds even while its scheduler is busy; three SYN retries fit (1 + 2 s)."""
+    accepts in milliseconds even while its scheduler is busy; two lost SYNs fit (they are sent again after 1 and 3 s)."""
 
     first_byte_s: Seconds = 900.0
     """Longest wait for the first byte of a streamed answer, counted from dispatch, seconds; time in
@@ -242,8 +243,8 @@ class Observe(Section):
     should not fill a disk nobody offered."""
 
     records_max_bytes: Count = 64 << 20
-    """Size at which the records file is rotated, bytes. Default 64 MiB: about 80,000 requests, and
-    small enough to open."""
+    """Size at which the records file is rotated, bytes. Default 64 MiB: some 90,000 requests of
+    about 700 bytes, and small enough to open."""
 
     records_keep: int = Field(default=4, ge=0)
     """Rotated files kept beside the current one. Default 4: 320 MiB in all at most, some days of a
@@ -251,7 +252,7 @@ class Observe(Section):
 
     recent: Count = 200
     """Finished requests kept in memory for the status page. Default 200: a screenful with room to
-    scroll; a record takes about a kilobyte."""
+    scroll; a record takes two or three kilobytes of memory."""
 
 
 class Policy(Section):

@@ -13,7 +13,7 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.observe.recorder import RecordWriter
 
-from .helpers import finished, refused
+from .made_up import finished, refused
 
 
 def journal(log: Any = None) -> tuple[Journal, CapturingLogger]:

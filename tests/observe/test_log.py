@@ -16,7 +16,7 @@ from gateway.core.model import Outcome
 from gateway.observe.log import LEVELS, REDACTED, configure, redact, request_line
 from gateway.policy.schema import Observe
 
-from .helpers import finished, refused
+from .made_up import finished, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,6 +157,31 @@ def test_a_planted_secret_is_in_no_output(facts: dict[str, Any], stream: type[io
     structlog.contextvars.clear_contextvars()
     assert out.getvalue().count("\n") == 4
     assert "planted" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bearer PLANTED",
+        "Basic PLANTED",
+        "Authorization: PLANTED",
+        "'x-api-key': 'PLANTED'",
+        "api_key=PLANTED",
+        "apikey = PLANTED",
+        "Cookie: a=PLANTED",
+        "x sk-PLANTED",
+        "pk-PLANTED",
+        "hf_PLANTED",
+        "gsk_PLANTED",
+        "ghp_PLANTED",
+        "redis://:PLANTED@box/0",
+        {"sk-PLANTED": 1},
+        {1, "Bearer PLANTED"},
+        [[[[[["sk-PLANTED"]]]]]],
+    ],
+)
+def test_each_kind_of_secret_is_found_in_text(text: object) -> None:
+    assert "PLANTED" not in str(redact(None, "", {"reason": text}))
 
 
 def test_what_is_no_secret_stays() -> None:

@@ -32,7 +32,7 @@ from gateway.core.model import (
 from gateway.observe.metrics import UPSTREAM_CODES, Metrics
 from gateway.observe.record import OTHER, PHASES, Record
 
-from .helpers import finished, refused, view
+from .made_up import finished, refused, view
 
 BACKENDS = ("gpu0", "gpu1")
 CLIENTS = ("agents", "anyone")

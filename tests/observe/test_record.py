@@ -9,7 +9,7 @@ import pytest
 from gateway.core.model import Code, Outcome
 from gateway.observe.record import OTHER, Record, served_or_other
 
-from .helpers import finished, refused
+from .made_up import finished, refused
 
 
 def test_it_becomes_plain_json() -> None:

@@ -14,7 +14,7 @@ import pytest
 from gateway.observe import recorder
 from gateway.observe.recorder import RecordWriter
 
-from .helpers import finished
+from .made_up import finished
 
 
 class Warnings(list[tuple[str, dict[str, object]]]):

@@ -1,0 +1,97 @@
+"""Requests whose client left: abort them upstream, and find out when they are really gone.
+
+Hanging up is not enough. The engine notices a closed connection late (a stream within ~25 ms, an
+answer that is not streamed at polls 4 s apart: measured 2.0-3.3 s on 0.5.17), older versions never
+notice some, and the KV memory is in use until then. So the reservation stays and the reaper
+
+1. asks for an abort by our own request id,
+2. keeps reading what the engine still sends, and drops it: the end of that answer is the proof
+   that the request is over,
+3. if no end comes within `DRAIN_S`, closes the connection and waits until the engine's own count
+   of requests is down to those we know to be alive.
+
+Whoever is not proven gone keeps its reservation until its grace ends; that is a timer of the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.tasks import spawn
+from gateway.upstream.abort import abort
+from gateway.upstream.errors import UpstreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.core.model import RequestId
+    from gateway.edge.backends import Backend
+    from gateway.upstream.client import Reply
+
+DRAIN_S = 3.0
+"""An abort takes effect at the end of the running step (milliseconds to a second); 3 s is a long
+prefill chunk on a slow card, and still below the engine's own 4 s disconnect poll."""
+
+ABORT_S = 2.0
+"""The abort itself is a message to the engine's front process, answered in milliseconds."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A request that was handed to a server."""
+
+    backend: Backend
+    rid: str
+    reply: Reply | None = None
+
+
+class Reaper:
+    """Aborts and confirms. `confirmed` is called at most once per abandoned request."""
+
+    def __init__(self, confirmed: Callable[[RequestId], None]) -> None:
+        self._confirmed = confirmed
+        self._dying: dict[RequestId, Running] = {}
+
+    @property
+    def dying(self) -> int:
+        """Abandoned requests not yet proven gone."""
+        return len(self._dying)
+
+    def bury(self, ident: RequestId, running: Running) -> None:
+        """Take over an abandoned request. Returns at once."""
+        self._dying[ident] = running
+        spawn(self._bury(ident, running), f"bury {ident}")
+
+    def alive_elsewhere(self, backend: Backend) -> int:
+        """Abandoned requests of one server."""
+        return sum(one.backend is backend for one in self._dying.values())
+
+    async def _bury(self, ident: RequestId, running: Running) -> None:
+        backend, reply = running.backend, running.reply
+        try:
+            await abort(backend.client, running.rid, api_key=backend.api_key, timeout_s=ABORT_S)
+            if reply is not None and await _ends(reply):
+                self._confirmed(ident)
+                return
+            if await backend.gone(lambda: self.alive_elsewhere(backend)):
+                self._confirmed(ident)
+        finally:
+            if reply is not None:
+                reply.close()
+            self._dying.pop(ident, None)
+
+
+async def _ends(reply: Reply) -> bool:
+    """Read and drop the rest of an answer. Whether it came to its end, or broke: both are proof."""
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            await reply.head()
+            while await reply.read():
+                pass
+    except TimeoutError:
+        return False
+    except UpstreamError:
+        return False
+    return reply.ended

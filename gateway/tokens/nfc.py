@@ -1,9 +1,12 @@
-"""Which characters NFC can change, how long they may get, and which runs make it slow.
+"""NFC in linear time and short steps, and how many bytes it can make of a text.
 
 `unicodedata.normalize` sorts a run of combining marks by insertion: it is quadratic in the run
-and holds the GIL (400,000 marks: more than 25 s). So a text is looked at before it is normalised:
-one table look-up a character, vectorised, tells clean text (most of it) from text that needs
-normalising and from text where that would not end.
+and holds the GIL (400,000 marks: more than 25 s). So a text is looked at first: one table look-up
+a character, vectorised, tells clean text (most of it) from text with suspects. Only the latter is
+normalised, chunk by chunk so that other threads get their turn, and a long run of marks is first
+put into canonical order by a stable sort, after which the insertion has nothing left to do. A
+chunk is cut before a clean character: such a one is a starter, its own NFC, and composes with
+nothing before it, so NFC cannot reach across the cut.
 
 The same table gives the proven growth. NFC(s) is the composition of NFD(s); composing never
 lengthens the UTF-8 and reordering keeps it, so bytes(NFC(s)) ≤ Σ bytes(NFD(c)). A text without a
@@ -17,17 +20,21 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
-LONGEST_RUN: Final = 32
-"""Marks in a row above which normalising is refused. Unicode's stream-safe format (UAX #15) has 30."""
+_SORTED_RUN: Final = 32
+# Marks in a row from which they are sorted here. Unicode's stream-safe format (UAX #15) ends at 30.
+
+LONGEST_RUN: Final = 1 << 16
+"""Suspects in a row that are still normalised; no text has them, and one step should stay short."""
 
 _CHUNK: Final = 1 << 16  # characters a step: 256 KiB of UTF-32, so memory stays flat on any input
 
@@ -38,18 +45,14 @@ _SURROGATES: Final = range(0xD800, 0xE000)
 _JAMO: Final = (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))
 
 
-class State(IntEnum):
-    """What NFC has to do with a text."""
-
-    CLEAN = 0  # surely its own NFC
-    SUSPECT = 1  # has to be normalised
-    UNSAFE = 2  # holds a run of marks so long that normalising could take minutes
+class EndlessRun(Exception):  # noqa: N818 - an answer: this text is not worth an exact count
+    """More than LONGEST_RUN characters in a row without one that NFC leaves alone."""
 
 
 @cache
-def _table() -> npt.NDArray[np.uint8]:
-    """Per code point: 0 for clean; else UTF-8 bytes of its NFD (≥ 1): it is a suspect."""
-    table = np.zeros(sys.maxunicode + 1, np.uint8)
+def _table() -> npt.NDArray[np.bool_]:
+    """Per code point: whether NFC may change it or what is before it."""
+    table = np.zeros(sys.maxunicode + 1, np.bool_)
     composing: set[int] = set(_JAMO)
     for code in range(sys.maxunicode + 1):
         if code in _SURROGATES or code in _HANGUL:
@@ -62,8 +65,7 @@ def _table() -> npt.NDArray[np.uint8]:
                 composing.add(int(pair[1], 16))
         if unicodedata.combining(char) or not unicodedata.is_normalized("NFC", char):
             composing.add(code)
-    for code in composing:
-        table[code] = len(unicodedata.normalize("NFD", chr(code)).encode())
+    table[list(composing)] = True
     return table
 
 
@@ -78,33 +80,83 @@ def _growth() -> npt.NDArray[np.uint8]:
     return size
 
 
-def state_of(text: str) -> State:
-    """What NFC has to do with `text`. Linear in its length; about 1 ms a million characters."""
-    if text.isascii():
-        return State.CLEAN
-    table, found, tail = _table(), State.CLEAN, b""
-    for start in range(0, len(text), _CHUNK):
-        marks = table[_codes(text[start : start + _CHUNK])] != 0
+@cache
+def _class() -> npt.NDArray[np.uint8]:
+    """Per code point: its canonical combining class."""
+    codes = range(sys.maxunicode + 1)
+    return np.fromiter((unicodedata.combining(chr(code)) for code in codes), np.uint8, len(codes))
+
+
+# Marks that decompose into marks: taken apart before sorting, as NFD would.
+@cache
+def _split_marks() -> dict[int, str]:
+    marks = map(chr, np.flatnonzero(_class()).tolist())
+    return {ord(mark): unicodedata.normalize("NFD", mark) for mark in marks if unicodedata.decomposition(mark)}
+
+
+def warm() -> None:
+    """Build the tables: about a second, once a process, better at start than in a request."""
+    _table(), _growth(), _class(), _split_marks()
+
+
+def is_clean(text: str) -> bool:
+    """Whether `text` is surely its own NFC. About 1 ms a million characters."""
+    return text.isascii() or not any(_suspects(chunk).any() for chunk in _chunks(text))
+
+
+def nfc(text: str) -> str:
+    """NFC of `text`, in time linear in its length. Raises EndlessRun."""
+    if is_clean(text):
+        return text
+    pieces, start = [], 0
+    while start < len(text):
+        end = _boundary(text, start + _CHUNK)
+        piece = text[start:end]
+        marks = _suspects(piece)
         if marks.any():
-            found = State.SUSPECT
-            flags = tail + marks.tobytes()
-            if b"\x01" * LONGEST_RUN in flags:
-                return State.UNSAFE
-            tail = flags[-LONGEST_RUN:]
-        else:
-            tail = b""
-    return found
+            if b"\x01" * _SORTED_RUN in marks.tobytes():
+                piece = _ordered(piece)
+            piece = unicodedata.normalize("NFC", piece)
+        pieces.append(piece)
+        start = end
+    return "".join(pieces)
+
+
+def _boundary(text: str, at: int) -> int:
+    """The first clean character from `at` on: a place where NFC can be cut."""
+    clean = np.flatnonzero(~_suspects(text[at : at + LONGEST_RUN]))
+    if clean.size:
+        return at + int(clean[0])
+    if at + LONGEST_RUN < len(text):
+        raise EndlessRun
+    return len(text)
+
+
+def _ordered(text: str) -> str:
+    """`text` with every run of marks in canonical order, so that NFC has nothing to sort."""
+    codes = _codes(text.translate(_split_marks()))
+    classes = _class()[codes]
+    runs = np.cumsum(classes == 0)  # a starter begins a new run
+    order = np.lexsort((classes, runs))  # stable: equal classes keep their order
+    return codes[order].tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def bytes_bound(text: str) -> int:
     """An upper bound of the UTF-8 bytes of `text` both as it is and after NFC."""
     if text.isascii():
         return len(text)
-    if state_of(text) is State.CLEAN:
+    if is_clean(text):
         return len(text.encode("utf-8", "surrogatepass"))
     growth = _growth()
-    chunks = (text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK))
-    return sum(int(growth[_codes(chunk)].sum(dtype=np.int64)) for chunk in chunks)
+    return sum(int(growth[_codes(chunk)].sum(dtype=np.int64)) for chunk in _chunks(text))
+
+
+def _chunks(text: str) -> Iterator[str]:
+    return (text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK))
+
+
+def _suspects(text: str) -> npt.NDArray[np.bool_]:
+    return _table()[_codes(text)]
 
 
 def _codes(text: str) -> npt.NDArray[np.uint32]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gateway.core.model import RequestId
     from gateway.edge.backends import Backend
+    from gateway.gate import Lease
     from gateway.upstream.client import Reply
 
 DRAIN_S = 3.0
@@ -40,7 +41,7 @@ ABORT_S = 2.0
 
 @dataclass(slots=True)
 class Running:
-    """A request that was handed to a server."""
+    """A request that was handed to a server. `reply` is there once it was written."""
 
     backend: Backend
     rid: str
@@ -52,46 +53,54 @@ class Reaper:
 
     def __init__(self, confirmed: Callable[[RequestId], None]) -> None:
         self._confirmed = confirmed
-        self._dying: dict[RequestId, Running] = {}
+        self._running: dict[RequestId, Running] = {}
+        self.dying = 0
 
-    @property
-    def dying(self) -> int:
-        """Abandoned requests not yet proven gone."""
-        return len(self._dying)
+    def began(self, ident: RequestId, running: Running, sequences: int) -> None:
+        """A request is about to be handed to a server."""
+        self._running[ident] = running
+        running.backend.began(ident, sequences)
 
-    def bury(self, ident: RequestId, running: Running) -> None:
+    def ended(self, ident: RequestId) -> None:
+        """It ended on its own."""
+        running = self._running.pop(ident, None)
+        if running is not None:
+            running.backend.ended(ident)
+            if running.reply is not None:
+                running.reply.close()
+
+    def bury(self, lease: Lease) -> None:
         """Take over an abandoned request. Returns at once."""
-        self._dying[ident] = running
-        spawn(self._bury(ident, running), f"bury {ident}")
+        running = self._running.pop(lease.ticket.id, None)
+        if running is None:
+            return
+        running.backend.ended(lease.ticket.id)
+        spawn(self._bury(lease, running), f"bury {lease.ticket.id}")
 
-    def alive_elsewhere(self, backend: Backend) -> int:
-        """Abandoned requests of one server."""
-        return sum(one.backend is backend for one in self._dying.values())
-
-    async def _bury(self, ident: RequestId, running: Running) -> None:
+    async def _bury(self, lease: Lease, running: Running) -> None:
         backend, reply = running.backend, running.reply
+        since = asyncio.get_running_loop().time()
+        self.dying += 1
         try:
             await abort(backend.client, running.rid, api_key=backend.api_key, timeout_s=ABORT_S)
-            if reply is not None and await _ends(reply):
-                self._confirmed(ident)
-                return
-            if await backend.gone(lambda: self.alive_elsewhere(backend)):
-                self._confirmed(ident)
-        finally:
+            over = reply is not None and await _ends(reply)
             if reply is not None:
                 reply.close()
-            self._dying.pop(ident, None)
+            if over or await backend.gone(since, lease.grace_s):
+                self._confirmed(lease.ticket.id)
+        finally:
+            self.dying -= 1
+            if reply is not None:
+                reply.close()
 
 
 async def _ends(reply: Reply) -> bool:
-    """Read and drop the rest of an answer. Whether it came to its end, or broke: both are proof."""
+    """Read and drop the rest of an answer. Whether it came to its end, which is proof."""
     try:
         async with asyncio.timeout(DRAIN_S):
             await reply.head()
             while await reply.read():
                 pass
-    except TimeoutError:
-        return False
-    except UpstreamError:
+    except (TimeoutError, UpstreamError):
         return False
     return reply.ended

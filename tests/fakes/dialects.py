@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PER_MESSAGE = 4
+UNCAPPED = 1 << 30
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 GENERATION = (CHAT, COMPLETIONS, GENERATE)
@@ -81,7 +82,7 @@ class Job:
             stream=bool(body.get("stream")),
             prompts=prompts(body),
             n=(params if path == GENERATE else body).get("n") or 1,
-            cap=next((cap for cap in caps if cap), 1 << 30),
+            cap=next((cap for cap in caps if cap), UNCAPPED),
             usage=bool(options.get("include_usage")),
             usage_each=bool(options.get("continuous_usage_stats")),
         )

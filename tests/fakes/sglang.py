@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes import dialects, profile
 from tests.fakes.behaviour import Behaviour
-from tests.fakes.dialects import Job
+from tests.fakes.dialects import UNCAPPED, Job
 from tests.fakes.generation import Play, Seen
 from tests.fakes.http1 import Wire
 from tests.fakes.profile import Profile, RankUse, Start
@@ -65,6 +65,8 @@ class FakeSGLang:
         self.calls: Counter[str] = Counter()  # every request by path, generations included
         self.tokenized: list[Any] = []
         self.connections = 0
+        self.peak = 0
+        """The most KV tokens one rank ever held. Above the pool: the engine would have retracted."""
         self.port = 0
         self._server: asyncio.Server | None = None
         self._wires: set[Wire] = set()
@@ -181,6 +183,8 @@ class FakeSGLang:
                 self._changed.set()
                 await self._answering.wait()
                 await self._answer(wire, received)
+                if received.headers.get("connection", "").lower() == "close":
+                    wire.close()
                 if wire.writer.transport.is_closing():
                     return
         finally:
@@ -256,16 +260,19 @@ class FakeSGLang:
             return
         number = next(self._rids)
         job = Job.read(received.path, body, f"engine-{number}")
+        if (wrong := self._invalid(job)) is not None:
+            await wire.answer(400, dialects.error_body(400, wrong))
+            return
         rank = body.get("routed_dp_rank", received.headers.get("x-data-parallel-rank", number))
         seen = Seen(received, job, int(rank) % self.profile.dp, wire, loop.time())
         self.seen.append(seen)
         self._held.append(seen)
-        script = Play(seen, self._next_behaviour(seen), self._stepping, self._changed.set)
+        script = Play(seen, self._next_behaviour(seen), self._stepping, self._moved)
         play = loop.create_task(script.run())
         wire.on_gone = lambda: self._gone(seen, play)
         if wire.gone:
             wire.on_gone()
-        self._changed.set()
+        self._moved()
         try:
             seen.how = await play
         except asyncio.CancelledError:
@@ -277,6 +284,28 @@ class FakeSGLang:
             seen.ended_at = loop.time()
             seen.ended.set()
             self._changed.set()
+
+    def _invalid(self, job: Job) -> str | None:
+        """What the engine's tokenizer side refuses, in its words (0.5.12 and later)."""
+        context, prompt = self.profile.context, max(job.prompts, default=0)
+        if any(seen.rid == job.rid for seen in self._held):
+            return f"Duplicate request ID detected: {job.rid}"
+        if prompt >= context:
+            return (
+                f"The input ({prompt} tokens) is longer than the model's context length "
+                f"({context} tokens)."
+            )
+        if job.cap < UNCAPPED and prompt + job.cap > context:
+            return (
+                f"Requested token count exceeds the model's maximum context length of {context} "
+                f"tokens. You requested a total of {prompt + job.cap} tokens: {prompt} tokens from "
+                f"the input messages and {job.cap} tokens for the completion."
+            )
+        return None
+
+    def _moved(self) -> None:
+        self.peak = max([self.peak, *(use.used for use in self.use())])
+        self._changed.set()
 
     def _next_behaviour(self, seen: Seen) -> Behaviour:
         if (scripted := self.script(seen)) is not None:

@@ -229,3 +229,22 @@ async def test_key_is_needed_everywhere_but_health(http):
         bearer = {"authorization": "Bearer s3cret"}
         async with http.get(f"{engine.url}/v1/models", headers=bearer) as reply:
             assert reply.status == 200
+
+
+async def test_refuses_what_the_engine_refuses(engine, http):
+    async with chat(engine, http, max_tokens=8192) as reply:
+        assert (reply.status, "context length" in (await reply.json())["message"]) == (400, True)
+    engine.default = Behaviour(hold=asyncio.Event(), hold_at=1)
+    first = await chat(engine, http, stream=True, rid="one")
+    async with chat(engine, http, rid="one") as reply:
+        assert "Duplicate" in (await reply.json())["message"]
+    first.close()
+    assert len(engine.seen) == 1
+
+
+async def test_peak_remembers_the_most_that_was_held(engine, http):
+    async with chat(engine, http, max_tokens=5) as reply:
+        await reply.read()
+    async with chat(engine, http, max_tokens=2) as reply:
+        await reply.read()
+    assert engine.peak == 7 + 5

@@ -31,6 +31,9 @@ MAX_REQ_LEN_ABOVE_INPUT = 5
 EAGLE_RESERVE_SINCE: Version = (0, 5, 12)
 """From here EAGLE reserves max(topk × steps, draft tokens); before, the draft tokens."""
 
+STARTUP_TIME_SINCE: Version = (0, 5, 17)
+"""From here /server_info tells its measured `startup_time`."""
+
 OLDEST: Version = (0, 5, 6)
 NEWEST: Version = (0, 5, 23)
 

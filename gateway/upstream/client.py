@@ -1,19 +1,27 @@
-"""A pooled HTTP/1.1 client for one server, as small as a gate needs it.
+"""A small pooled HTTP/1.1 client for one engine.
 
-Own code, since relaying is what this project is for and most of a request's cost is here: in a trial
-this shape took half the CPU of a general client per request and per chunk. No limit on connections
-(admission is the only queue there may be), no total timeout (an answer takes what it takes), no
-redirects, cookies, decompression or proxies.
+A general client spends more on a request than the rest of the gate does (half of all CPU in a
+trial), and hides what the gate must know: whether the engine may have seen a request, whether
+it had begun to answer. This one does one thing: write a request, hand back the head, then body
+bytes as they come.
 
-`send` writes a request and returns its `Reply` at once; `await reply.head()` waits for the answer.
-They are apart so that whoever stops waiting still holds the reply, and can see its end.
+Pool: last in, first out, so that few connections stay warm and the others age out. There is no
+limit on connections: admission is the only queue. An idle connection may be closed by the
+engine at the very moment a request is written to it; such a request, when it fails at once and
+without a single response byte, is sent once more on a fresh connection. Nothing else is ever
+retried here.
+
+Framing is never forwarded: what the client said about its own connection or body encoding
+means nothing on ours (RFC 9110 §7.6.1, RFC 9112 §6.3).
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl as ssl_module
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,121 +29,183 @@ import orjson
 
 from gateway.upstream.connection import Connection
 from gateway.upstream.errors import Failure, UpstreamError
-from gateway.upstream.headers import request_head
-from gateway.upstream.reply import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-KEEPALIVE_S = 4.0
-"""How long an idle connection is kept: less than the 5 s after which uvicorn, SGLang's server,
-closes it."""
+    from gateway.upstream.exchange import Exchange
 
-OK = 200
+_HOP_BY_HOP = frozenset(
+    ("connection", "keep-alive", "te", "trailer", "trailers", "transfer-encoding", "upgrade")
+)
+_WRITTEN_HERE = frozenset(("host", "content-length", "accept-encoding", "expect"))
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TARGET = re.compile(r"/[!-~]*")
+_FORBIDDEN_IN_VALUE = re.compile(r"[\r\n\0]")
+
+_RACE_S = 1.0
+"""How long after the write a failure may still be the keep-alive race. The engine's FIN was on
+its way when we wrote, so the reset is back within a round trip. A connection that breaks later
+broke under the request (a crash, mostly), and to send that again would crash the next start."""
 
 
-@dataclass(slots=True)
-class Stats:
-    """Connections of one client."""
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """Connections now (`open`, of them `idle`); since the start: `created`, `reused`, `retries`."""
 
-    created: int = 0
-    reused: int = 0
-    retried: int = 0  # requests sent again since a kept connection turned out to be dead
+    open: int
+    idle: int
+    created: int
+    reused: int
+    retries: int
+
+
+class Reply:
+    """An answer whose head is complete. Read it to the end or `close` it."""
+
+    __slots__ = ("_exchange", "_idle_timeout_s", "headers", "reason", "status")
+
+    def __init__(self, exchange: Exchange, idle_timeout_s: float | None) -> None:
+        self.status = exchange.status
+        self.reason = exchange.reason.decode("ascii", "replace")
+        self.headers = tuple(strip_hop_by_hop(exchange.headers))
+        self._exchange = exchange
+        self._idle_timeout_s = idle_timeout_s
+
+    def __repr__(self) -> str:
+        return f"<Reply {self.status} ended={self.ended}>"
+
+    @property
+    def ended(self) -> bool:
+        """The whole body has arrived and the connection is free; some may still be unread."""
+        return self._exchange.ended
+
+    @property
+    def unread(self) -> int:
+        """Body bytes that have arrived and not been read."""
+        return self._exchange.unread
+
+    async def read(self) -> bytes:
+        """The body bytes that have come since the last read, without chunk framing.
+
+        Waits until there are any; `b""` is the end.
+
+        Raises:
+            UpstreamError: TRUNCATED, RESET, IDLE_TIMEOUT or PROTOCOL, after all bytes that
+                came before the failure have been read.
+        """
+        return await self._exchange.read(self._idle_timeout_s)
+
+    def read_nowait(self) -> bytes | None:
+        """Like `read`, but None where it would have to wait."""
+        return self._exchange.read_nowait()
+
+    async def read_all(self, limit: int) -> bytes:
+        """The rest of the body, of at most `limit` bytes.
+
+        Raises:
+            UpstreamError: as `read`; TOO_LARGE over the limit, and the connection is dropped.
+        """
+        parts: list[bytes] = []
+        size = 0
+        while data := await self.read():
+            size += len(data)
+            if size > limit:
+                self.close()
+                message = f"The engine's answer is larger than the limit of {limit} bytes."
+                raise UpstreamError(Failure.TOO_LARGE, message, sent=True, answered=True)
+            parts.append(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Drop the connection now, unless the body has ended. Idempotent; never blocks."""
+        self._exchange.close()
 
 
 class Client:
-    """Requests to one server. `base_url` is its root, http or https."""
+    """All connections to one engine at `base_url` (http or https; a path becomes a prefix)."""
 
     def __init__(
         self,
         base_url: str,
         *,
-        connect_s: float = 5.0,
-        keepalive_s: float = KEEPALIVE_S,
+        connect_timeout_s: float = 5.0,
+        keepalive_s: float = 4.0,  # uvicorn closes idle connections after 5 s
         ssl: ssl_module.SSLContext | None = None,
+        read_high_water: int = 256 * 1024,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            msg = f"{base_url!r} is not an http or https URL"
-            raise ValueError(msg)
-        self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._authority = parts.netloc.rpartition("@")[2]
-        self._prefix = parts.path.rstrip("/")
-        self._ssl = (
-            (ssl or ssl_module.create_default_context()) if parts.scheme == "https" else None
-        )
-        self._connect_s = connect_s
-        self._keepalive_s = keepalive_s
-        self._pool: list[Connection] = []
-        self._open: set[Connection] = set()
-        self.stats = Stats()
+        """Nothing is connected yet.
 
-    async def send(
-        self,
-        method: str,
-        target: str,
-        headers: Iterable[tuple[str, str]] = (),
-        body: bytes = b"",
-        *,
-        first_byte_s: float | None = None,
-        idle_s: float | None = None,
-    ) -> Reply:
-        """Write a request and return its reply. Raises UpstreamError when there is no connection.
-
-        `first_byte_s` limits the wait for the head of the answer, `idle_s` each silence after it;
-        seconds, None for no limit. Raises ValueError for headers that may not be sent.
+        Raises:
+            ValueError: `base_url` is not an http(s) URL with a host, or carries credentials.
         """
-        if method == "HEAD":
-            msg = "HEAD is not sent upstream: its answer has no body to frame"
-            raise ValueError(msg)
-        head = request_head(method, self._prefix + target, self._authority, headers, len(body))
-        request = head + body
+        url = urlsplit(base_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError("a backend URL is http://HOST[:PORT] or https://HOST[:PORT]")
+        if url.username is not None or url.query or url.fragment:
+            raise ValueError("a backend URL has no credentials, query or fragment")
+        self._host = url.hostname
+        self._port = url.port or (443 if url.scheme == "https" else 80)
+        self._prefix = url.path.rstrip("/")
+        self._ssl = (ssl or ssl_module.create_default_context()) if url.scheme == "https" else None
+        self._fixed = f"host: {url.netloc}\r\naccept-encoding: identity\r\n"
+        self._connect_timeout_s = connect_timeout_s
+        self._keepalive_s = keepalive_s
+        self._high_water = read_high_water
+        self._idle: dict[Connection, None] = {}  # oldest first
+        self._open: set[Connection] = set()
+        self._created = self._reused = self._retries = 0
+        self._gone: asyncio.Future[None] | None = None
+        self._closed = False
 
-        async def again(reply: Reply) -> None:
-            self.stats.retried += 1
-            connection = await self._connect()
-            connection.send(request, reply)
-
-        reply = Reply(first_byte_s=first_byte_s, idle_s=idle_s, again=again)
-        connection = self._kept() or await self._connect()
-        connection.send(request, reply)
-        return reply
+    @property
+    def stats(self) -> ClientStats:
+        """Counts, for metrics."""
+        return ClientStats(
+            len(self._open), len(self._idle), self._created, self._reused, self._retries
+        )
 
     async def request(
         self,
         method: str,
         target: str,
-        headers: Iterable[tuple[str, str]] = (),
+        headers: Iterable[tuple[str, str]],
         body: bytes = b"",
         *,
-        first_byte_s: float | None = None,
-        idle_s: float | None = None,
+        first_byte_timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
     ) -> Reply:
-        """`send`, then wait for the head. A cancelled or failed wait closes the connection."""
-        reply = await self.send(
-            method, target, headers, body, first_byte_s=first_byte_s, idle_s=idle_s
-        )
-        try:
-            await reply.head()
-        except BaseException:
-            reply.close()
-            raise
-        return reply
+        """Send a request and return once the response head is complete.
 
-    async def post_json(
-        self,
-        target: str,
-        body: object,
-        headers: Iterable[tuple[str, str]] = (),
-        *,
-        timeout_s: float,
-        limit: int = 64 << 20,
-    ) -> Any:  # noqa: ANN401 - JSON
-        """The parsed body of a 200. Raises UpstreamError for everything else."""
-        sent = [("content-type", "application/json"), *headers]
-        data = orjson.dumps(body)
-        return await self._json("POST", target, sent, data, timeout_s=timeout_s, limit=limit)
+        `first_byte_timeout_s` runs from the write to the complete head, `idle_timeout_s`
+        between two reads of the body. Cancellation drops the connection.
+
+        Raises:
+            UpstreamError: see `Failure`.
+            ValueError: method, target or a header cannot be written on the wire.
+        """
+        head = self._head(method, target, headers, len(body))
+        resend = False
+        connection = self._take_idle()
+        if connection is None:
+            connection = await self._connect(sent=False)
+        else:
+            self._reused += 1
+            resend = True
+        without_body = method == "HEAD"
+        exchange = connection.start(head, body, without_body=without_body)
+        try:
+            await exchange.head(first_byte_timeout_s)
+        except UpstreamError as error:
+            raced = not error.answered and error.kind is Failure.RESET
+            late = connection.loop.time() - connection.sent_at > _RACE_S
+            if not (resend and raced) or late or self._closed:
+                raise
+            self._retries += 1
+            connection = await self._connect(sent=True)
+            exchange = connection.start(head, body, without_body=without_body)
+            await exchange.head(first_byte_timeout_s)
+        return Reply(exchange, idle_timeout_s)
 
     async def get_json(
         self,
@@ -144,89 +214,158 @@ class Client:
         *,
         timeout_s: float,
         limit: int = 8 << 20,
-    ) -> Any:  # noqa: ANN401 - JSON
-        """The parsed body of a 200. Raises UpstreamError for everything else."""
-        return await self._json("GET", target, headers, b"", timeout_s=timeout_s, limit=limit)
+    ) -> Any:  # noqa: ANN401  # whatever the engine sent; its reader checks the shape
+        """GET `target`, all within `timeout_s`, and parse the answer.
 
-    async def close(self) -> None:
-        """Drop every connection."""
-        for connection in list(self._open):
-            connection.drop()
-        self._pool.clear()
-        await asyncio.sleep(0)  # let the transports close
-
-    # ---- inside --------------------------------------------------------------------------------
-
-    async def _json(
-        self,
-        method: str,
-        target: str,
-        headers: Iterable[tuple[str, str]],
-        body: bytes,
-        *,
-        timeout_s: float,
-        limit: int,
-    ) -> Any:  # noqa: ANN401 - JSON
+        Raises:
+            UpstreamError: as `request` and `Reply.read_all`; FIRST_BYTE_TIMEOUT when the time
+                is over; PROTOCOL when the status is not 200 or the body is not JSON.
+        """
         reply: Reply | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                reply = await self.request(method, target, headers, body)
-                data = await reply.read_all(limit)
+                reply = await self.request("GET", target, headers)
+                body = await reply.read_all(limit)
         except TimeoutError:
-            message = f"{target} was silent for {timeout_s:g} s"
-            raise UpstreamError(Failure.TIMEOUT, message, sent=True) from None
-        finally:
-            if reply is not None:
-                reply.close()
-        if reply.status != OK:
-            message = f"{target} answered {reply.status}"
-            raise UpstreamError(
-                Failure.STATUS, message, status=reply.status, sent=True, answered=True
-            )
+            kind = Failure.FIRST_BYTE_TIMEOUT if reply is None else Failure.IDLE_TIMEOUT
+            message = f"The engine did not answer within {timeout_s:g} s."
+            raise UpstreamError(kind, message, sent=True, answered=reply is not None) from None
+        if reply.status != 200:  # noqa: PLR2004  # the one status with the document asked for
+            message = f"The engine answered with status {reply.status}."
+            raise UpstreamError(Failure.PROTOCOL, message, sent=True, answered=True)
         try:
-            return orjson.loads(data)
+            return orjson.loads(body)
         except orjson.JSONDecodeError:
-            message = f"{target} answered something that is not JSON"
+            message = "The engine's answer is not JSON."
             raise UpstreamError(Failure.PROTOCOL, message, sent=True, answered=True) from None
 
-    def _kept(self) -> Connection | None:
-        """The connection used last, if one is young enough: the server has not closed that one."""
-        oldest = asyncio.get_running_loop().time() - self._keepalive_s
-        while self._pool:
-            connection = self._pool.pop()
-            if connection.usable and connection.idle_since >= oldest:
-                connection.reused = True
-                self.stats.reused += 1
-                return connection
-            connection.drop()
-        return None
+    async def close(self) -> None:
+        """Drop every connection, busy ones too, and wait until they are gone."""
+        self._closed = True
+        for connection in tuple(self._open):
+            connection.fail(Failure.RESET, "The gate closed its connections to this engine.")
+        if self._open:
+            self._gone = self._gone or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._gone)  # a second closer waits on the same future
 
-    async def _connect(self) -> Connection:
+    # ---- connections ------------------------------------------------------------------------
+
+    async def _connect(self, *, sent: bool) -> Connection:
+        if self._closed:
+            raise RuntimeError("the client is closed")
         loop = asyncio.get_running_loop()
-        where = f"{self._host}:{self._port}"
+        connection = Connection(loop, self, self._high_water)
+        self._open.add(connection)
+        self._created += 1
         try:
-            async with asyncio.timeout(self._connect_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._idle, self._gone),
-                    self._host,
-                    self._port,
-                    ssl=self._ssl,
+            async with asyncio.timeout(self._connect_timeout_s):
+                await loop.create_connection(
+                    lambda: connection, self._host, self._port, ssl=self._ssl
                 )
         except TimeoutError:
-            message = f"{where} accepted no connection within {self._connect_s:g} s"
-            raise UpstreamError(Failure.TIMEOUT, message) from None
+            self._forget(connection)
+            message = f"No connection to the engine within {self._connect_timeout_s:g} s."
+            raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False) from None
         except OSError as error:
-            reason = (error.strerror or type(error).__name__).lower()
-            raise UpstreamError(Failure.REFUSED, f"no connection to {where}: {reason}") from None
-        self._open.add(connection)
-        self.stats.created += 1
+            self._forget(connection)
+            message = f"No connection to the engine: {error.strerror or type(error).__name__}."
+            raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False) from error
+        except BaseException:
+            self._forget(connection)
+            raise
+        if not connection.usable:
+            message = "The engine closed the connection as soon as it was made."
+            raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False)
         return connection
 
-    def _idle(self, connection: Connection) -> None:
-        connection.idle_since = asyncio.get_running_loop().time()
-        self._pool.append(connection)
+    def _forget(self, connection: Connection) -> None:
+        connection.close()
+        self.lost(connection)
 
-    def _gone(self, connection: Connection) -> None:
+    def _take_idle(self) -> Connection | None:
+        self._drop_old()
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if connection.usable:
+                return connection
+        return None
+
+    def _drop_old(self) -> None:
+        if not self._idle:
+            return
+        horizon = asyncio.get_running_loop().time() - self._keepalive_s
+        while self._idle:
+            oldest = next(iter(self._idle))
+            if oldest.idle_since > horizon:
+                return
+            del self._idle[oldest]
+            oldest.close()
+
+    def reusable(self, connection: Connection) -> None:
+        """See `connection.Owner`."""
+        if self._closed:
+            connection.close()
+            return
+        connection.idle_since = connection.loop.time()
+        self._idle[connection] = None
+        self._drop_old()
+
+    def lost(self, connection: Connection) -> None:
+        """See `connection.Owner`."""
+        self._idle.pop(connection, None)
         self._open.discard(connection)
-        if connection in self._pool:
-            self._pool.remove(connection)
+        if self._gone is not None and not self._open and not self._gone.done():
+            self._gone.set_result(None)
+
+    # ---- the request head -------------------------------------------------------------------
+
+    def _head(
+        self, method: str, target: str, headers: Iterable[tuple[str, str]], length: int
+    ) -> bytes:
+        if not _TOKEN.fullmatch(method):
+            raise ValueError("the method is not an HTTP token")
+        if not _TARGET.fullmatch(target):
+            raise ValueError("the target must start with / and hold printable ASCII only")
+        lines = [f"{method} {self._prefix}{target} HTTP/1.1\r\n", self._fixed]
+        if length or method not in ("GET", "HEAD"):
+            lines.append(f"content-length: {length}\r\n")
+        for name, value in strip_hop_by_hop(headers):
+            if _lowered(name) in _WRITTEN_HERE:
+                continue
+            if _FORBIDDEN_IN_VALUE.search(value):
+                message = f"the value of header {name} holds a line break or a NUL"
+                raise ValueError(message)
+            lines.append(f"{name}: {value}\r\n")
+        lines.append("connection: keep-alive\r\n\r\n")
+        # The edge decodes fields as UTF-8 with escapes; this gives back the very bytes.
+        return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def strip_hop_by_hop(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The end-to-end headers among `headers`, in order (RFC 9110 §7.6.1).
+
+    Dropped are the connection's own fields, every `proxy-…`, and whatever a Connection field
+    names. Content-Length stays: it says something about the message.
+
+    Raises:
+        ValueError: a name is not an HTTP token.
+    """
+    kept = []
+    named: set[str] = set()
+    for name, value in headers:
+        lowered = _lowered(name)
+        if lowered == "connection":
+            named.update(part.strip().lower() for part in value.split(","))
+        elif lowered not in _HOP_BY_HOP and not lowered.startswith("proxy-"):
+            kept.append((name, value))
+    if named - _HOP_BY_HOP:
+        return [(name, value) for name, value in kept if _lowered(name) not in named]
+    return kept
+
+
+@lru_cache(maxsize=1024)  # names repeat on every request; the bound holds against invented ones
+def _lowered(name: str) -> str:
+    """`name` in lower case, if it is a name: `Transfer-Encoding ` must not slip past a list."""
+    if not _TOKEN.fullmatch(name):
+        raise ValueError("a header name is not an HTTP token")
+    return name.lower()

@@ -1,4 +1,9 @@
-"""How the way to a server can break. One error type; its kind decides what happens next."""
+"""What can go wrong on the way to an engine and back, in one exception.
+
+A caller decides three things from it: whether the engine may have seen the request (`sent`:
+then its reservation cannot simply be given back), whether it had begun to answer (`answered`:
+then nothing may be sent a second time), and what to call it (`kind`).
+"""
 
 from __future__ import annotations
 
@@ -6,36 +11,25 @@ from enum import StrEnum
 
 
 class Failure(StrEnum):
-    """What went wrong."""
+    """How an exchange failed."""
 
-    REFUSED = "refused"  # no connection: nothing was sent
-    RESET = "reset"  # the connection broke before the answer was complete
-    TRUNCATED = "truncated"  # it was closed in the middle of an answer
-    TIMEOUT = "timeout"  # nothing came in time: no connection, or no head of an answer
-    IDLE = "idle"  # an answer had begun and fell silent
-    PROTOCOL = "protocol"  # what came is not an HTTP answer we accept
-    TOO_LARGE = "too_large"  # an answer over the limit of who reads it
-    STATUS = "status"  # an answer, but not the one asked for
+    CONNECT = "connect"  # no connection: refused, unreachable, name unknown, TLS, too slow
+    RESET = "reset"  # the connection broke, or was closed before an answer began
+    TRUNCATED = "truncated"  # the answer began and the connection ended before the answer did
+    FIRST_BYTE_TIMEOUT = "first_byte_timeout"  # no complete response head in time
+    IDLE_TIMEOUT = "idle_timeout"  # silence in the middle of a body
+    PROTOCOL = "protocol"  # what came back is not HTTP/1.x as RFC 9112 has it
+    TOO_LARGE = "too_large"  # the body is over the limit of the caller
 
 
 class UpstreamError(Exception):
-    """A server could not be reached or did not answer to the end.
+    """The exchange with an engine failed.
 
-    `sent`: request bytes had been handed to a socket, the server may be at work on it. `answered`:
-    a byte of its answer had come. The message is for people and holds nothing of any body.
+    The message is for people and carries no header, path, prompt or reply.
     """
 
-    def __init__(
-        self,
-        kind: Failure,
-        message: str = "",
-        *,
-        status: int | None = None,
-        sent: bool = False,
-        answered: bool = False,
-    ) -> None:
+    def __init__(self, kind: Failure, message: str, *, sent: bool, answered: bool) -> None:
         super().__init__(message)
         self.kind = kind
-        self.status = status
-        self.sent = sent
-        self.answered = answered
+        self.sent = sent  # request bytes had been handed to a socket
+        self.answered = answered  # at least one response byte had arrived

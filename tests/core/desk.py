@@ -6,7 +6,7 @@ stories. Nothing here decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from gateway.core.admission import Admission
 from gateway.core.model import (
@@ -27,6 +27,9 @@ from gateway.core.model import (
     Ticket,
     Transition,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 GPU0, GPU1 = PoolId("gpu0"), PoolId("gpu1")
 

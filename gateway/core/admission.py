@@ -71,6 +71,7 @@ class Admission:
         demands, refusal = self._door(ticket, now)
         if refusal is not None:
             out.append(Refused(ident, refusal))
+            self._pump(now, out)  # what was due may have made room for others
             return out
         wait_until = now + self.queue.max_wait_s
         entry = Entry(
@@ -96,7 +97,7 @@ class Admission:
         if ident in self.books.waiting:
             self.books.dequeue(ident)
             out.append(Ended(ident, Outcome.CANCELLED))
-            self._pump(now, out)
+        self._pump(now, out)
         return out
 
     def first_token(self, ident: RequestId, now: float) -> list[Transition]:

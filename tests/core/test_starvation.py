@@ -82,7 +82,7 @@ def test_a_fence_beyond_the_look_ahead_does_not_idle_the_pool() -> None:
         desk.ask(f"s{i}", 1, 1, client=rule)
     desk.ask("big", 598, 1, client=rule)
     for i in range(120):
-        desk.ask(f"t{i}", 8, 1, client="c")
+        desk.ask(f"t{i}", 8, 1, client="z")
         if f"t{i}" in desk.running:
             desk.finish(f"t{i}")
     assert desk.core.books.pools[GPU0].fence == rid("big")

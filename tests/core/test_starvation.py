@@ -78,17 +78,18 @@ def test_a_fence_beyond_the_look_ahead_does_not_idle_the_pool() -> None:
     desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=1_000))
     rule = ClientRule("a", weight=10)
     desk.ask("held", 498, 1, client="z")
+    desk.ask("other", 88, 1, client="y")
     for i in range(70):
         desk.ask(f"s{i}", 1, 1, client=rule)
     desk.ask("big", 598, 1, client=rule)
     for i in range(120):
-        desk.ask(f"t{i}", 8, 1, client="z")
+        desk.ask(f"t{i}", 8, 1, client="y")
         if f"t{i}" in desk.running:
             desk.finish(f"t{i}")
     assert desk.core.books.pools[GPU0].fence == rid("big")
     for i in range(70):
         desk.take(desk.core.requeue(rid(f"s{i}"), desk.now, 1.0))
-    desk.finish("held")
+    desk.finish("held", "other")
     desk.wait(2.0)
     assert desk.kv() > 0, "an empty pool with 71 requests waiting for it"
 

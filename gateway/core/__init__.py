@@ -30,6 +30,5 @@ Invariants (each held by a property test in tests/core)
 
 Modules: `model` (values), `caps` (what cap, what demand), `ledger` (one pool), `flows` (clients,
 shares, order), `books` (all state and the moves between), `choice` (who starts next), `placement`
-(which pool), `drainrate`
-(Retry-After), `admission` (every decision).
+(which pool), `drainrate` (Retry-After), `admission` (every decision).
 """

@@ -196,6 +196,7 @@ class Admission:
         for ident in list(self.books.pools[pool].ledger.holds):
             hold = self.books.void(ident)
             out.append(Released(ident, pool, hold.demand, Release.VOIDED))
+        self._drain.busy(now, is_busy=bool(self.books.held))
         return out + self.advance(now)
 
     def drain(self, now: float) -> list[Transition]:
@@ -282,6 +283,7 @@ class Admission:
         while self.books.waiting and (choice := next_to_start(self.books, now)) is not None:
             entry, ledger, demand = choice
             self.books.hold(entry, ledger.pool, demand, now)
+            self._drain.busy(now, is_busy=True)
             asked = entry.ticket.ask.cap
             out.append(
                 Granted(
@@ -304,6 +306,7 @@ class Admission:
         hold = self.books.let_go(ident)
         if hold is not None:
             self._drain.released(hold.demand.kv, now)
+            self._drain.busy(now, is_busy=bool(self.books.held))
             out.append(Released(ident, pool, hold.demand, why))
 
     def _evict(

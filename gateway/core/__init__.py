@@ -29,6 +29,6 @@ Invariants (each held by a property test in tests/core)
   service only.
 
 Modules: `model` (values), `caps` (what cap, what demand), `ledger` (one pool), `flows` (clients,
-shares, order), `books` (all state and the moves between), `placement` (which pool), `drainrate`
-(Retry-After), `admission` (every decision).
+shares, order), `books` (all state and the moves between), `choice` (who starts next), `placement`
+(which pool), `drainrate` (Retry-After), `admission` (every decision).
 """

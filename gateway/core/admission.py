@@ -2,27 +2,21 @@
 
 Every method is one synchronous step: it takes `now`, changes the books, tries to start whatever
 fits, and returns the transitions in the order they happened. A grant is in the ledger before it is
-returned, so there is nothing to check later.
-
-Order of service: flows by occupancy (see `flows`), within a flow by arrival. A request blocked by
-a pool may be passed by smaller ones, but each token that passes the first blocked one is counted
-against it: after one pool-full of service its pool is *fenced*, nothing else starts there, and it
-goes as soon as enough has ended.
+returned, so there is nothing to check later. Who starts next is decided in `choice`.
 """
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING
 
-from gateway.core import door, placement
+from gateway.core import door
 from gateway.core.books import Books, Pool, Timer
+from gateway.core.choice import next_to_start
 from gateway.core.drainrate import DrainRate, retry_after_s
-from gateway.core.flows import Entry, Flow, longest, within_share
+from gateway.core.flows import Entry, longest
 from gateway.core.ledger import LedgerError, PoolLedger
 from gateway.core.model import (
     Code,
-    Demand,
     Ended,
     Grant,
     Granted,
@@ -38,13 +32,17 @@ from gateway.core.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from gateway.core.model import PoolId, PoolLimits, QueueRule, RequestId, Ticket, Transition
-
-LOOK_AHEAD = 64
-"""Requests of one flow considered behind a blocked head in one step. Bounds the time of a
-decision; the default queue holds 256 in all."""
+    from gateway.core.model import (
+        Demand,
+        PoolId,
+        PoolLimits,
+        QueueRule,
+        RequestId,
+        Ticket,
+        Transition,
+    )
 
 
 class Admission:
@@ -71,6 +69,7 @@ class Admission:
         demands, refusal = self._door(ticket, now)
         if refusal is not None:
             out.append(Refused(ident, refusal))
+            self._pump(now, out)  # what was due may have made room for others
             return out
         wait_until = now + self.queue.max_wait_s
         entry = Entry(
@@ -84,6 +83,8 @@ class Admission:
         self.books.enqueue(entry)
         self._pump(now, out)
         if ident in self.books.waiting:
+            self._keep_client_bound(entry, now, out)
+        if ident in self.books.waiting:
             self._keep_bounds(entry, now, out)
         if ident in self.books.waiting:
             self.books.at(entry.expires, Timer.EXPIRE, ident)
@@ -96,7 +97,7 @@ class Admission:
         if ident in self.books.waiting:
             self.books.dequeue(ident)
             out.append(Ended(ident, Outcome.CANCELLED))
-            self._pump(now, out)
+        self._pump(now, out)
         return out
 
     def first_token(self, ident: RequestId, now: float) -> list[Transition]:
@@ -195,6 +196,7 @@ class Admission:
         for ident in list(self.books.pools[pool].ledger.holds):
             hold = self.books.void(ident)
             out.append(Released(ident, pool, hold.demand, Release.VOIDED))
+        self._drain.busy(now, is_busy=bool(self.books.held))
         return out + self.advance(now)
 
     def drain(self, now: float) -> list[Transition]:
@@ -232,12 +234,6 @@ class Admission:
             return {}, door.never(misfit)
         if not any(self.books.pools[pool].open for pool in demands):
             return {}, self._refusal(Code.NO_BACKEND, "no server is ready for this request", 0, now)
-        limit = ticket.client.max_waiting
-        flow = self.books.flows.get(ticket.client.name)
-        if limit is not None and flow is not None and len(flow.waiting) >= limit:
-            message = f"client {ticket.client.name!r} has {limit} requests waiting, its limit"
-            need = min(demand.kv for demand in demands.values())
-            return {}, self._refusal(Code.CLIENT_LIMIT, message, need, now)
         return demands, None
 
     def _judge_again(self, ident: RequestId, now: float, out: list[Transition]) -> None:
@@ -250,9 +246,18 @@ class Admission:
             return
         self.books.price(entry, demands)
 
+    def _keep_client_bound(self, entry: Entry, now: float, out: list[Transition]) -> None:
+        """A client may have only so many waiting; asked once the newest has found no room."""
+        client = entry.ticket.client
+        limit = client.max_waiting
+        if limit is not None and len(self.books.waiting[entry.ticket.id].waiting) > limit:
+            message = f"client {client.name!r} has {limit} requests waiting, its limit"
+            self._evict(entry.ticket.id, Code.CLIENT_LIMIT, message, now, out, new=True)
+
     def _keep_bounds(self, entry: Entry, now: float, out: list[Transition]) -> None:
         """The queue is over its bounds: whoever waits with most per weight gives way."""
         rule, books = self.queue, self.books
+        alone = entry.need > rule.max_tokens or entry.ticket.body_bytes > rule.max_bytes
         while (
             len(books.waiting) > rule.max_requests
             or books.tokens > rule.max_tokens
@@ -260,7 +265,8 @@ class Admission:
         ):
             own = books.waiting[entry.ticket.id]
             fullest = longest(books.flows.values())
-            gives_way = fullest is not None and fullest.line > own.line
+            # One that is over the bounds by itself pushes nobody out for nothing.
+            gives_way = not alone and fullest is not None and fullest.line > own.line
             victim = fullest.waiting[-1] if fullest is not None and gives_way else entry
             message = (
                 f"{len(books.waiting) - 1} requests with {books.tokens - victim.need} tokens are "
@@ -274,9 +280,10 @@ class Admission:
 
     def _pump(self, now: float, out: list[Transition]) -> None:
         """Grant until nothing more fits."""
-        while self.books.waiting and (choice := self._next(now)) is not None:
+        while self.books.waiting and (choice := next_to_start(self.books, now)) is not None:
             entry, ledger, demand = choice
             self.books.hold(entry, ledger.pool, demand, now)
+            self._drain.busy(now, is_busy=True)
             asked = entry.ticket.ask.cap
             out.append(
                 Granted(
@@ -291,60 +298,6 @@ class Admission:
                 )
             )
 
-    def _next(self, now: float) -> tuple[Entry, PoolLedger, Demand] | None:
-        """The first request, in order of service, that fits everything now."""
-        flows = self.books.flows.values()
-        active_weight = sum(flow.rule.weight for flow in flows if flow.active)
-        self._lift_idle_fences()
-        blocked: Entry | None = None
-        for flow in sorted((f for f in flows if f.waiting), key=lambda f: f.turn):
-            for entry in islice(flow.waiting, LOOK_AHEAD):
-                allowed = list(self._allowed(flow, entry, active_weight, now))
-                place = placement.pick(
-                    (pool.ledger, demand)
-                    for pool, demand in allowed
-                    if pool.fence in {None, entry.ticket.id} and pool.ledger.fits(demand)
-                )
-                if place is not None:
-                    if blocked is not None:
-                        self._count_pass(blocked, *place)
-                    return entry, *place
-                if blocked is None and allowed:
-                    blocked = entry
-        return None
-
-    def _allowed(
-        self, flow: Flow, entry: Entry, active_weight: float, now: float
-    ) -> Iterable[tuple[Pool, Demand]]:
-        """Pools that take work now, where neither policy nor fairness holds this client back."""
-        for ident, demand in entry.demands.items():
-            pool = self.books.pools[ident]
-            if not pool.open or pool.paused_until > now or not flow.within_own_limits(demand):
-                continue
-            if pool.fence == entry.ticket.id or within_share(
-                flow, demand, pool.ledger, active_weight
-            ):
-                yield pool, demand
-
-    def _count_pass(self, blocked: Entry, ledger: PoolLedger, demand: Demand) -> None:
-        """Something is about to pass `blocked`: after one pool-full of that, fence the pool."""
-        if ledger.pool not in blocked.demands:
-            return
-        blocked.passed += demand.kv
-        pool = self.books.pools[ledger.pool]
-        if blocked.passed >= ledger.limits.kv_tokens and pool.fence is None:
-            pool.fence = blocked.ticket.id
-
-    def _lift_idle_fences(self) -> None:
-        """A fence for a request that its client's own limits hold back would idle the pool."""
-        for ident, pool in self.books.pools.items():
-            if pool.fence is None:
-                continue
-            demand = self.books.entry(pool.fence).demands.get(ident)
-            flow = self.books.waiting[pool.fence]
-            if demand is None or not flow.within_own_limits(demand):
-                pool.fence = None
-
     # ---- ends ----------------------------------------------------------------------------------
 
     def _let_go(self, ident: RequestId, why: Release, now: float, out: list[Transition]) -> None:
@@ -353,6 +306,7 @@ class Admission:
         hold = self.books.let_go(ident)
         if hold is not None:
             self._drain.released(hold.demand.kv, now)
+            self._drain.busy(now, is_busy=bool(self.books.held))
             out.append(Released(ident, pool, hold.demand, why))
 
     def _evict(

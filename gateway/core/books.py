@@ -16,7 +16,7 @@ from gateway.core.ledger import Hold, LedgerError, PoolLedger
 from gateway.core.model import ClientView, PoolView, QueueView, View
 
 if TYPE_CHECKING:
-    from gateway.core.model import Demand, PoolId, RequestId, Ticket
+    from gateway.core.model import Demand, PoolId, RequestId
 
 PREFILL_RATE = 1_000.0
 """Prompt tokens per second assumed until one was measured: the low end of a 24 GB card with a
@@ -78,16 +78,19 @@ class Books:
         self._seq += 1
         return self._seq
 
-    def flow_of(self, ticket: Ticket) -> Flow:
-        """The line of this ticket's client, made if need be; the newest rule of a client holds."""
-        flow = self.flows.setdefault(ticket.client.name, Flow(ticket.client))
-        flow.rule = ticket.client
+    def flow_of(self, entry: Entry) -> Flow:
+        """The line of this client, made if need be; the rule that came with its newest holds."""
+        client = entry.ticket.client
+        flow = self.flows.setdefault(client.name, Flow(client))
+        if entry.seq >= flow.newest:
+            flow.rule, flow.newest = client, entry.seq
         return flow
 
     def enqueue(self, entry: Entry) -> None:
         """Let an entry wait in its client's line, by arrival order."""
-        flow = self.flow_of(entry.ticket)
+        flow = self.flow_of(entry)
         flow.put_back(entry)
+        flow.want(entry.demands, 1)
         self.waiting[entry.ticket.id] = flow
         self.tokens += entry.need
         self.bytes += entry.ticket.body_bytes
@@ -96,6 +99,7 @@ class Books:
         """Take an entry out of the queue; a fence it had goes with it."""
         flow = self.waiting.pop(ident)
         entry = flow.remove(ident)
+        flow.want(entry.demands, -1)
         self.tokens -= entry.need
         self.bytes -= entry.ticket.body_bytes
         for pool in self.pools.values():
@@ -103,6 +107,15 @@ class Books:
                 pool.fence = None
         self._forget(flow)
         return entry
+
+    def weight_on(self, pool: PoolId) -> float:
+        """Weights of all clients that hold something on a pool, or wait for it."""
+        holders = self.pools[pool].ledger.by_client
+        return sum(
+            flow.rule.weight
+            for name, flow in self.flows.items()
+            if name in holders or flow.wants.get(pool)
+        )
 
     def entry(self, ident: RequestId) -> Entry:
         """A waiting entry. Raises KeyError if it does not wait."""
@@ -112,6 +125,9 @@ class Books:
         """A waiting entry's demands changed."""
         need = min((demand.kv for demand in demands.values()), default=entry.need)
         self.tokens += need - entry.need
+        flow = self.waiting[entry.ticket.id]
+        flow.want(entry.demands, -1)
+        flow.want(demands, 1)
         entry.need, entry.demands = need, demands
 
     def hold(self, entry: Entry, pool: PoolId, demand: Demand, now: float) -> Hold:

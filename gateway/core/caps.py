@@ -29,8 +29,8 @@ max_req_len - prompt - 1 with max_req_len = context - 1 (0.5.6-0.5.23): asking f
 fewer tokens than promised, and one more is a 400."""
 
 SHARE = 4
-"""A request without a cap may take a quarter of the pool, prompt included, so that several such
-requests run at once."""
+"""A request without a cap may take a quarter of the pool, prompts and pages included, so that
+four such requests run at once."""
 
 FLOOR_SHARE = 8
 LEAST_DEFAULT = 8_192
@@ -70,9 +70,8 @@ def default_cap(ask: Ask, limits: PoolLimits) -> int:
         return limits.default_output
     if ask.usual is not None:
         return ask.usual
-    per_sequence = limits.kv_tokens // ask.sequences
-    share = per_sequence // SHARE - ask.longest
-    least = min(LEAST_DEFAULT, per_sequence // FLOOR_SHARE)
+    share = _room_in(limits.kv_tokens // SHARE, ask, limits)
+    least = min(LEAST_DEFAULT, limits.kv_tokens // ask.sequences // FLOOR_SHARE)
     return min(max(share, least), MOST_DEFAULT)
 
 

@@ -22,6 +22,9 @@ JITTER = 0.25
 UNKNOWN_S = 5.0
 """Told while nothing has been released yet: the order of one short answer."""
 
+MOST_ETA_S = 3_600.0
+"""An estimate above an hour says no more than "not soon", and a vanishing rate has no reciprocal."""
+
 
 @dataclass(slots=True)
 class DrainRate:
@@ -31,6 +34,12 @@ class DrainRate:
     _tokens: float = 0.0
     _weight_s: float = 0.0
     _at: float | None = None
+    _busy: bool = False
+
+    def busy(self, now: float, *, is_busy: bool) -> None:
+        """Say whether anything is held from `now` on; idle time does not count."""
+        self._decay(now)
+        self._busy = is_busy
 
     def released(self, tokens: int, now: float) -> None:
         """Count a release."""
@@ -43,13 +52,13 @@ class DrainRate:
         return self._tokens / self._weight_s if self._weight_s > 0 else 0.0
 
     def eta_s(self, tokens: int, now: float) -> float | None:
-        """Seconds until `tokens` have drained; None while the rate is unknown."""
+        """Seconds until `tokens` have drained, an hour at most; None while the rate is unknown."""
         rate = self.per_second(now)
-        return None if rate <= 0 else max(0.0, tokens) / rate
+        return None if rate <= 0 else min(max(0.0, tokens) / rate, MOST_ETA_S)
 
     def _decay(self, now: float) -> None:
         last = self.started if self._at is None else self._at
-        passed = max(0.0, now - last)
+        passed = max(0.0, now - last) if self._busy else 0.0
         keep = math.exp2(-passed / HALF_LIFE_S)
         self._tokens *= keep
         # The mean age weight of an interval: the integral of the kernel over it.

@@ -10,7 +10,8 @@ A *flow* is the line of one client. Two rules keep a runaway from being anybody 
   most ALPHA × what then still is free, so that a newcomer finds room at once. A client that holds
   nothing may always start, and a client that is alone may use everything.
 
-Both are per pool; neither looks at requests that were refused.
+The threshold is per pool; the order looks at what a client holds anywhere. Neither looks at
+requests that were refused.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Entry:
     expires: float
     need: int  # KV tokens on the pool where it needs least, for bounds and estimates
     demands: dict[PoolId, Demand] = field(default_factory=dict)
-    passed: int = 0  # KV tokens granted past it while it was blocked
+    passed: int = 0  # KV tokens granted past it while it was blocked or held back, see choice
 
 
 @dataclass(slots=True)
@@ -51,6 +52,8 @@ class Flow:
     waiting: deque[Entry] = field(default_factory=deque)
     held: int = 0  # KV tokens over all pools
     inflight: int = 0
+    wants: dict[PoolId, int] = field(default_factory=dict)  # waiting requests per pool
+    newest: int = 0  # arrival number of the request whose rule holds
 
     @property
     def active(self) -> bool:
@@ -74,6 +77,11 @@ class Flow:
             return False
         return rule.max_held_tokens is None or self.held + demand.kv <= rule.max_held_tokens
 
+    def want(self, pools: Iterable[PoolId], by: int) -> None:
+        """One request more (or less) waits for each of `pools`."""
+        for pool in pools:
+            self.wants[pool] = self.wants.get(pool, 0) + by
+
     def put_back(self, entry: Entry) -> None:
         """Insert by arrival order: a request the engine pushed back keeps its place."""
         at = len(self.waiting)
@@ -94,7 +102,8 @@ def within_share(flow: Flow, demand: Demand, ledger: PoolLedger, active_weight: 
     """The dynamic threshold on one pool.
 
     held + need <= max(weight share of the pool, ALPHA * what stays free), per client and pool.
-    `active_weight` is the sum of the weights of all active clients, this one included.
+    `active_weight` is the sum of the weights of all clients active on this pool, this one
+    included: who works elsewhere takes no share here.
     """
     held = ledger.by_client.get(flow.rule.name, 0)
     if held == 0:

@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 )
 
 from gateway.core import caps
-from gateway.core.admission import LOOK_AHEAD, Admission
+from gateway.core.admission import Admission
+from gateway.core.choice import LOOK_AHEAD
 from gateway.core.flows import within_share
 from gateway.core.model import (
     Ask,
@@ -129,8 +130,10 @@ class Lives(RuleBasedStateMachine):
         streamed=st.booleans(),
         where=st.sampled_from([POOLS, POOLS[:1], POOLS[1:]]),
         patience=st.one_of(st.none(), st.floats(0.1, 30)),
+        late=st.sampled_from([0.0, 0.0, 0.5, 7.0]),
     )
-    def arrive(self, client, prompts, n, cap, streamed, where, patience) -> None:
+    def arrive(self, client, prompts, n, cap, streamed, where, patience, late) -> None:
+        self.now += late  # timers came due and nobody called advance
         self.count += 1
         ident = RequestId(f"r{self.count:06}")
         self.state[ident], self.ends[ident] = "new", 0
@@ -164,8 +167,9 @@ class Lives(RuleBasedStateMachine):
         self.take(self.core.settle(self.some("void", index), Outcome.FAILED, self.now))
 
     @precondition(lambda self: self.any_in("waiting"))
-    @rule(index=pick)
-    def client_leaves_queue(self, index) -> None:
+    @rule(index=pick, late=st.sampled_from([0.0, 5.0]))
+    def client_leaves_queue(self, index, late) -> None:
+        self.now += late
         self.take(self.core.cancel(self.some("waiting", index), self.now))
 
     @precondition(lambda self: self.any_in("held", "void"))
@@ -250,19 +254,45 @@ class Lives(RuleBasedStateMachine):
     def work_conserving(self) -> None:
         """Whoever waits is held back by something that can be named."""
         books = self.core.books
-        weight = sum(f.rule.weight for f in books.flows.values() if f.active)
         for flow in books.flows.values():
-            for entry in list(flow.waiting)[:LOOK_AHEAD]:
+            line = list(flow.waiting)[:LOOK_AHEAD]
+            for at, entry in enumerate(line):
                 for ident, demand in entry.demands.items():
                     pool = books.pools[ident]
+                    weight = sum(
+                        f.rule.weight
+                        for name, f in books.flows.items()
+                        if name in pool.ledger.by_client
+                        or any(ident in e.demands for e in f.waiting)
+                    )
+                    patience = min(
+                        pool.ledger.limits.kv_tokens, flow.rule.max_held_tokens or 1 << 30
+                    )
                     free_to_go = (
                         pool.open
                         and pool.paused_until <= self.now
                         and pool.fence in {None, entry.ticket.id}
                         and flow.within_own_limits(demand)
                         and within_share(flow, demand, pool.ledger, weight)
+                        and not any(e.passed >= patience for e in line[:at])
                     )
                     assert not (free_to_go and pool.ledger.fits(demand))
+
+    @invariant()
+    def fences_have_an_owner_who_can_go(self) -> None:
+        books = self.core.books
+        for ident, pool in books.pools.items():
+            if pool.fence is not None:
+                assert ident in books.entry(pool.fence).demands
+        owners = [p.fence for p in books.pools.values() if p.fence is not None]
+        assert len(owners) == len(set(owners)), "one request fences one pool"
+
+    @invariant()
+    def wants_add_up(self) -> None:
+        for flow in self.core.books.flows.values():
+            for pool in POOLS:
+                waits = sum(pool in e.demands for e in flow.waiting)
+                assert flow.wants.get(pool, 0) == waits
 
     def teardown(self) -> None:
         """Everybody leaves: every ledger must come back to zero."""

@@ -181,6 +181,10 @@ class Gate:
         """The engine has shown an abandoned request gone."""
         self._apply(self.core.confirm(ident, self.now()))
 
+    def prolong(self, ident: RequestId, grace_s: float) -> None:
+        """The engine says it is still at an abandoned request."""
+        self._apply(self.core.prolong(ident, self.now(), grace_s))
+
     def resize(self, pool: PoolId, limits: PoolLimits) -> None:
         """A server (re)started, or policy changed."""
         self._apply(self.core.resize(pool, limits, self.now()))

@@ -134,7 +134,8 @@ class Admission:
             self.books.let_go(ident)
         else:
             held.lingering = hold.lingering = True
-            self.books.at(now + grace_s, Timer.GRACE, ident)
+            hold.linger_until = now + grace_s
+            self.books.at(hold.linger_until, Timer.GRACE, ident)
             out.append(Lingering(ident, held.pool, now + grace_s))
         return out + self.advance(now)
 
@@ -145,6 +146,15 @@ class Admission:
         if held is not None and held.lingering:
             self._let_go(ident, Release.CONFIRMED, now, out)
         return out + self.advance(now)
+
+    def prolong(self, ident: RequestId, now: float, grace_s: float) -> list[Transition]:
+        """The engine says it is still at an abandoned request: keep its reservation longer."""
+        held, hold = self.books.held.get(ident), self.books.live(ident)
+        if held is None or hold is None or not held.lingering:
+            return []
+        hold.linger_until = max(hold.linger_until, now + grace_s)
+        self.books.at(hold.linger_until, Timer.GRACE, ident)
+        return [Lingering(ident, held.pool, hold.linger_until)]
 
     def requeue(self, ident: RequestId, now: float, pause_s: float) -> list[Transition]:
         """The engine pushed a request back before it started: same place in the queue again.
@@ -356,8 +366,8 @@ class Admission:
                 if hold is not None and hold.prefilled_by is not None and hold.prefilled_by <= now:
                     self.books.pools[self.books.held[ident].pool].ledger.prefilled(ident)
             case Timer.GRACE:
-                held = self.books.held.get(ident)
-                if held is not None and held.lingering:
+                held, hold = self.books.held.get(ident), self.books.live(ident)
+                if held is not None and held.lingering and hold and hold.linger_until <= now:
                     self._let_go(ident, Release.GRACE, now, out)
             case Timer.UNPAUSE:
                 pass  # the pump that follows compares paused_until itself

@@ -33,6 +33,7 @@ class Hold:
     prefilling: bool = True
     prefilled_by: float | None = None  # where no first token will be seen: when it should be in
     lingering: bool = False
+    linger_until: float = 0.0
 
     @property
     def used(self) -> int:

@@ -13,6 +13,8 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from gateway.core.model import PoolId
 from gateway.edge.dialects import Engine
 from gateway.policy.compile import pool_limits
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 TOKENIZE_S = 5.0
 """Limit of one question to the server's /v1/tokenize; the counter has a shorter one of its own."""
 
+TOKENIZE_BYTES = 64 << 20
+"""The answer lists every id: about 8 bytes a token, for a million tokens and more."""
+
 OLDEST = (0, 5, 6)
 V1_TOKENIZE_FROM = (0, 5, 12)
 
@@ -50,7 +55,7 @@ class Backend:
         self.name = policy.name
         self.url = policy.url
         self.api_key = api_key
-        self.client = Client(policy.url, connect_s=connect_s)
+        self.client = Client(policy.url, connect_timeout_s=connect_s)
         self.facts: ServerFacts | None = None
         self.counter: Counter | None = None
         self.ready = False
@@ -126,6 +131,11 @@ class Backend:
             return False
         return True
 
+    def says_busy(self, since: float) -> bool:
+        """Whether the engine said, after `since`, that it runs more than we know of."""
+        fresh = self._loads is not None and self._loads_at > since
+        return fresh and not self._proves(since)
+
     def _proves(self, since: float) -> bool:
         loads = self._loads
         if loads is None:
@@ -134,13 +144,18 @@ class Backend:
         return taken_at >= since and loads.running + loads.waiting <= sum(self._running.values())
 
     async def tokenize(self, body: dict[str, Any]) -> int:
-        """The server's own count. Raises UpstreamError, KeyError."""
+        """The server's own count. Raises whatever an answer that is none makes it raise."""
         target = "/v1/tokenize" if self.engine.version >= V1_TOKENIZE_FROM else "/tokenize"
         model = self.facts.models[0] if self.facts is not None and self.facts.models else ""
-        answer = await self.client.post_json(
-            target, {"model": model, **body}, self.headers, timeout_s=TOKENIZE_S
-        )
-        return int(answer["count"])
+        data = orjson.dumps({"model": model, **body})
+        sent = [("content-type", "application/json"), *self.headers]
+        async with asyncio.timeout(TOKENIZE_S):
+            reply = await self.client.request("POST", target, sent, data)
+            try:
+                answer = await reply.read_all(TOKENIZE_BYTES)
+            finally:
+                reply.close()
+        return int(orjson.loads(answer)["count"])
 
     async def make_counter(self, facts: ServerFacts) -> None:
         """A counter for the model it serves now; the old one where that has not changed."""
@@ -218,7 +233,7 @@ class Fleet:
             backend.pools = (*backend.pools, PoolId(backend.name, rank))
         for pool in backend.pools[: facts.dp]:
             self._gate.resize(pool, limits)
-        spawn(self._open(backend, facts), f"open {backend.name}")
+        _ = spawn(self._open(backend, facts), f"open {backend.name}")
 
     async def _open(self, backend: Backend, facts: ServerFacts) -> None:
         """Let work start, once prompts can be counted as this server counts them."""

@@ -165,8 +165,8 @@ class DataPlane:
                     trip.target,
                     [*trip.forwarded_headers(), *backend.headers],
                     data,
-                    first_byte_s=self._first_byte_s(work.intent),
-                    idle_s=self._policy.limits.idle_s,
+                    first_byte_timeout_s=self._first_byte_s(work.intent),
+                    idle_timeout_s=self._policy.limits.idle_s,
                 )
                 first = await begin(running.reply, streamed=work.intent.stream)
             except UpstreamError as error:
@@ -311,10 +311,10 @@ RESTART_S = 10.0
 
 
 def _fault(error: UpstreamError) -> replies.Fault:
-    silent = error.kind in {Failure.TIMEOUT, Failure.IDLE}
+    silent = error.kind in {Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT}
     status = 504 if silent else 502
     code = "upstream_timeout" if silent else "upstream_error"
-    if error.kind is Failure.REFUSED:
+    if error.kind is Failure.CONNECT:
         status, code = 503, "no_backend"
     return replies.Fault(status, code, str(error))
 

@@ -10,7 +10,8 @@ notice some, and the KV memory is in use until then. So the reservation stays an
 3. if no end comes within `DRAIN_S`, closes the connection and waits until the engine's own count
    of requests is down to those we know to be alive.
 
-Whoever is not proven gone keeps its reservation until its grace ends; that is a timer of the core.
+Where the engine does not say what it holds, the reservation is kept for a grace, a timer of the
+core. Where it says that more runs than we know of, the grace is prolonged, up to `STUCK_S`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ DRAIN_S = 3.0
 """An abort takes effect at the end of the running step (milliseconds to a second); 3 s is a long
 prefill chunk on a slow card, and still below the engine's own 4 s disconnect poll."""
 
+STUCK_S = 600.0
+"""When an abandoned request is given up on although the engine still counts it: as long as 32,000
+tokens take at 50 tokens/s. Later it is more likely a count that somebody else's request keeps up."""
+
+MARGIN_S = DRAIN_S + 4.0
+"""How much sooner than its grace the wait for proof ends, so that it can be prolonged in time: the
+abort and the reading before it take 5 s at most."""
+
 ABORT_S = 2.0
 """The abort itself is a message to the engine's front process, answered in milliseconds."""
 
@@ -51,8 +60,11 @@ class Running:
 class Reaper:
     """Aborts and confirms. `confirmed` is called at most once per abandoned request."""
 
-    def __init__(self, confirmed: Callable[[RequestId], None]) -> None:
+    def __init__(
+        self, confirmed: Callable[[RequestId], None], prolong: Callable[[RequestId, float], None]
+    ) -> None:
         self._confirmed = confirmed
+        self._prolong = prolong
         self._running: dict[RequestId, Running] = {}
         self.dying = 0
 
@@ -75,18 +87,25 @@ class Reaper:
         if running is None:
             return
         running.backend.ended(lease.ticket.id)
-        spawn(self._bury(lease, running), f"bury {lease.ticket.id}")
+        _ = spawn(self._bury(lease, running), f"bury {lease.ticket.id}")
 
     async def _bury(self, lease: Lease, running: Running) -> None:
         backend, reply = running.backend, running.reply
-        since = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        since = loop.time()
         self.dying += 1
         try:
             await abort(backend.client, running.rid, api_key=backend.api_key, timeout_s=ABORT_S)
             over = reply is not None and await _ends(reply)
             if reply is not None:
                 reply.close()
-            if over or await backend.gone(since, lease.grace_s):
+            while not over and loop.time() < since + STUCK_S:
+                over = await backend.gone(since, lease.grace_s - MARGIN_S)
+                if not over and not backend.says_busy(since):
+                    break
+                if not over:
+                    self._prolong(lease.ticket.id, lease.grace_s)
+            if over:
                 self._confirmed(lease.ticket.id)
         finally:
             self.dying -= 1

@@ -18,7 +18,6 @@ from gateway.core.model import Outcome
 from gateway.edge import replies
 from gateway.tokens import Kind
 from gateway.upstream.errors import UpstreamError
-from gateway.upstream.headers import end_to_end
 from gateway.upstream.sse import Shape, SseTap, Verdict, peek, reply_facts
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.edge.trip import Trip
     from gateway.gate import Lease
     from gateway.tokens import Counted
-    from gateway.upstream.reply import Reply
+    from gateway.upstream.client import Reply
     from gateway.upstream.sse import Facts
 
 OK = 200
@@ -211,13 +210,13 @@ class Relay:
 
     async def _open(self, reply: Reply, *, streamed: bool) -> web.StreamResponse:
         out = web.StreamResponse(status=reply.status, reason=reply.reason or None)
-        for name, value in end_to_end(reply.headers):
+        for name, value in reply.headers:
             out.headers.add(name, value)
         if streamed:
             out.headers.popall("content-length", None)
             out.headers.setdefault("cache-control", "no-cache")
             out.headers.setdefault("x-accel-buffering", "no")
-        if reply.status >= 400:  # noqa: PLR2004
+        if reply.status >= 400:
             out.headers[replies.SOURCE] = "upstream"
         for name, value in self._trip.headers().items():
             out.headers[name] = value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, Final
 
 import orjson
 
@@ -40,75 +40,59 @@ class Fault:
     message: str
 
 
-def status_of(code: Code) -> int:
-    """The HTTP status of a refusal."""
-    match code:
-        case Code.CONTEXT_LENGTH_EXCEEDED | Code.INVALID_REQUEST | Code.QUARANTINED:
-            return 400
-        case Code.UNAUTHORIZED:
-            return 401
-        case Code.FORBIDDEN:
-            return 403
-        case Code.NOT_FOUND:
-            return 404
-        case Code.BODY_TOO_LARGE:
-            return 413
-        case Code.CLIENT_LIMIT | Code.QUEUE_FULL | Code.DEADLINE_UNREACHABLE:
-            return 429
-        case Code.NO_BACKEND | Code.QUEUE_TIMEOUT | Code.DRAINING:
-            return 503
-        case _:
-            assert_never(code)
+STATUS: Final = {
+    Code.CONTEXT_LENGTH_EXCEEDED: 400,
+    Code.INVALID_REQUEST: 400,
+    Code.QUARANTINED: 400,
+    Code.UNAUTHORIZED: 401,
+    Code.FORBIDDEN: 403,
+    Code.NOT_FOUND: 404,
+    Code.BODY_TOO_LARGE: 413,
+    Code.CLIENT_LIMIT: 429,
+    Code.QUEUE_FULL: 429,
+    Code.DEADLINE_UNREACHABLE: 429,
+    Code.NO_BACKEND: 503,
+    Code.QUEUE_TIMEOUT: 503,
+    Code.DRAINING: 503,
+}
+"""The HTTP status of each refusal. 429: there is capacity and others have it. 503: there is none."""
 
-
-def advice(code: Code) -> str:
-    """What the client can do about it."""
-    match code:
-        case Code.CONTEXT_LENGTH_EXCEEDED:
-            return "Shorten the prompt, ask for less output, or use a server with a larger pool."
-        case Code.INVALID_REQUEST:
-            return "Correct the request; sending it again will not help."
-        case Code.UNAUTHORIZED:
-            return "Send a valid key as 'Authorization: Bearer …'."
-        case Code.FORBIDDEN:
-            return "Ask the operator for access."
-        case Code.NOT_FOUND:
-            return "Only the inference routes of this API pass the gate."
-        case Code.BODY_TOO_LARGE:
-            return "Send a smaller body; images take most of it."
-        case Code.CLIENT_LIMIT:
-            return "Wait for your own requests to finish, then try again."
-        case Code.QUEUE_FULL | Code.QUEUE_TIMEOUT:
-            return "Try again after the time in Retry-After."
-        case Code.DEADLINE_UNREACHABLE:
-            return "Try again later, or allow more time."
-        case Code.QUARANTINED:
-            return "This very request was in flight when the server died twice; change it."
-        case Code.NO_BACKEND:
-            return "The server is starting or down; try again after the time in Retry-After."
-        case Code.DRAINING:
-            return "This gate is shutting down; try again, another one may answer."
-        case _:
-            assert_never(code)
+ADVICE: Final = {
+    Code.CONTEXT_LENGTH_EXCEEDED: (
+        "Shorten the prompt, ask for less output, or use a server with a larger pool."
+    ),
+    Code.INVALID_REQUEST: "Correct the request; sending it again will not help.",
+    Code.UNAUTHORIZED: "Send a valid key as 'Authorization: Bearer …'.",
+    Code.FORBIDDEN: "Ask the operator for access.",
+    Code.NOT_FOUND: "Only the inference routes of this API pass the gate.",
+    Code.BODY_TOO_LARGE: "Send a smaller body; images take most of it.",
+    Code.CLIENT_LIMIT: "Wait for your own requests to finish, then try again.",
+    Code.QUEUE_FULL: "Try again after the time in Retry-After.",
+    Code.QUEUE_TIMEOUT: "Try again after the time in Retry-After.",
+    Code.DEADLINE_UNREACHABLE: "Try again later, or allow more time.",
+    Code.QUARANTINED: "This very request was in flight when the server died twice; change it.",
+    Code.NO_BACKEND: "The server is starting or down; try again after the time in Retry-After.",
+    Code.DRAINING: "This gate is shutting down; try again, another one may answer.",
+}
+"""What the client can do about each refusal."""
 
 
 def refused(refusal: Refusal, *, param: str | None = None) -> Answer:
     """A refusal as an answer."""
-    status = status_of(refusal.code)
+    status = STATUS[refusal.code]
     error: dict[str, Any] = {
-        "message": f"{_sentence(refusal.message)} {advice(refusal.code)}",
+        "message": f"{_sentence(refusal.message)} {ADVICE[refusal.code]}",
         "type": _type(status),
         "param": param,
         "code": refusal.code.value,
     }
-    for name, value in (
-        ("needed", refusal.needed),
-        ("available", refusal.available),
-        ("position", refusal.position),
-        ("eta_s", None if refusal.eta_s is None else round(refusal.eta_s, 1)),
-    ):
-        if value is not None:
-            error[name] = value
+    numbers = {
+        "needed": refusal.needed,
+        "available": refusal.available,
+        "position": refusal.position,
+        "eta_s": None if refusal.eta_s is None else round(refusal.eta_s, 1),
+    }
+    error |= {name: value for name, value in numbers.items() if value is not None}
     headers = {SOURCE: "gateway"}
     if status in {429, 503}:
         wait = refusal.retry_after_s if refusal.retry_after_s is not None else 5.0

@@ -15,7 +15,7 @@ from aiohttp import web
 from gateway.core.model import Code, Outcome, RequestId
 from gateway.edge import replies
 from gateway.observe.record import Record, served_or_other
-from gateway.upstream.headers import end_to_end
+from gateway.upstream.client import strip_hop_by_hop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,7 +59,7 @@ class Trip:
         if _CLEAN_ID.fullmatch(sent):
             self.record.client_request_id = sent
         retry = request.headers.get("x-stainless-retry-count", "")
-        if retry.isascii() and retry.isdigit() and len(retry) < 4:  # noqa: PLR2004
+        if retry.isascii() and retry.isdigit() and len(retry) < 4:
             self.record.client_retry = int(retry)
         self._began = now
         self._first: float | None = None
@@ -191,7 +191,7 @@ class Trip:
         """The client's own headers, less what is not for the server."""
         return [
             (name, value)
-            for name, value in end_to_end(self.request.headers.items())
+            for name, value in strip_hop_by_hop(self.request.headers.items())
             if (low := name.lower()) not in NOT_FORWARDED
             and not low.startswith(NOT_FORWARDED_PREFIX)
         ]

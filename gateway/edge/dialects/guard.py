@@ -45,6 +45,9 @@ REFUSED: Final = {
 }
 """Refused in words: silently dropping them would change the answer."""
 
+LONGEST_NUMBER = 20
+"""Digits of the longest number read from a string: every 64-bit one. int() of more is quadratic."""
+
 TRUE: Final = frozenset({"true", "1", "on", "yes", "y", "t"})
 FALSE: Final = frozenset({"false", "0", "off", "no", "n", "f"})
 
@@ -95,9 +98,8 @@ def whole(value: object, field: str) -> int | None:
         raise Invalid(msg, field)
     if isinstance(value, str):
         digits = value.strip()
-        # 20 digits hold every 64-bit number; int() of a longer string is quadratic.
         if (
-            len(digits) <= 20
+            len(digits) <= LONGEST_NUMBER
             and digits.removeprefix("-").isascii()
             and digits.removeprefix("-").isdigit()
         ):

@@ -38,6 +38,7 @@ from gateway.twin.budget import CLIP, Budget, NewTokenRatio, Verdict
 from gateway.twin.jobs import Counters, Died, Ending, Event, Finished, Job, Phase, Progress
 from gateway.twin.pool import KvPool
 from gateway.twin.radix import Block, RadixCache
+from gateway.twin.snapshots import GAUGES_EVERY, LOADS_EVERY, Snapshot
 
 if TYPE_CHECKING:
     from gateway.twin.profiles import Profile
@@ -73,6 +74,9 @@ class Engine:
         self._decoding: list[Job] = []
         self._busy_until: float | None = None
         self._events: list[Event] = []
+        self.snapshot = Snapshot(at=0.0, capacity=self.pool.capacity)
+        self.gauges = self.snapshot
+        self._published_tokens = 0
 
     # ---- what others may look at
 
@@ -112,6 +116,11 @@ class Engine:
         return not (self._jobs or self._inbox)
 
     @property
+    def in_flight(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._jobs)
+
+    @property
     def _chunked_idle(self) -> Job | None:
         job = self._chunked
         return None if job is None or any(job is other for other, _ in self._batch) else job
@@ -134,20 +143,30 @@ class Engine:
 
     # ---- what others may do
 
-    def submit(self, job: Job, now: float) -> None:
-        """Hand in a job. It is seen when the step in progress ends, at once when idle."""
+    def submit(self, job: Job, now: float, *, start: bool = True) -> None:
+        """Hand in a job. It is seen when the step in progress ends, at once when idle; with
+        `start` false (a frozen scheduler) it is only left in the inbox."""
         if self.dead is not None:
             return
         job.arrived = now
         self._inbox.append(job)
         self._jobs[job.rid] = job
-        self._wake(now)
+        if start:
+            self._wake(now)
 
-    def abort(self, prefix: str, now: float) -> None:
+    def abort(self, prefix: str, now: float, *, start: bool = True) -> None:
         """End every job whose rid starts with `prefix`: SGLang matches by prefix."""
         if self.dead is None:
             self._aborts.append(prefix)
-            self._wake(now)
+            if start:
+                self._wake(now)
+
+    def postpone(self, seconds: float, now: float) -> None:
+        """The scheduler stood still for `seconds` and goes on now."""
+        if self._busy_until is not None:
+            self._busy_until += seconds
+        elif self.dead is None and (self._inbox or self._aborts):
+            self._begin(now)
 
     def kill(self, now: float, reason: str) -> None:
         """The scheduler dies now."""
@@ -171,6 +190,31 @@ class Engine:
         events, self._events = self._events, []
         return events
 
+    def publish(self, now: float) -> Snapshot:
+        """Bring what others read of the scheduler up to date."""
+        last = self.gauges
+        made = self.counters.generated_tokens
+        span = now - last.at
+        prompts = self.counters.prompt_tokens
+        self.snapshot = Snapshot(
+            at=now,
+            capacity=self.pool.capacity,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            used=self.used,
+            total=self.used + sum(job.target for job in self._waiting),
+            evictable=self.cache.evictable,
+            throughput=(made - self._published_tokens) / span if span > 0 else last.throughput,
+            ratio=self.ratio.now,
+            hit_rate=self.counters.cached_tokens / prompts if prompts else 0.0,
+            retracted=self.counters.retractions,
+        )
+        return self.snapshot
+
+    def _publish_gauges(self, now: float) -> None:
+        self.gauges = self.publish(now)
+        self._published_tokens = self.counters.generated_tokens
+
     # ---- the loop
 
     def _wake(self, now: float) -> None:
@@ -188,6 +232,7 @@ class Engine:
             self._run_decode(now)
         elif not self._waiting:
             self.ratio.reset()
+            self.publish(now)
 
     def _receive(self, now: float) -> None:
         for prefix in self._aborts:
@@ -303,6 +348,8 @@ class Engine:
         job.phase, job.shared, job.filled, job.admitted = Phase.PREFILL, cached, cached, now
         if not job.retractions:
             job.cached = cached
+            self.counters.prompt_tokens += job.prompt
+            self.counters.cached_tokens += cached
 
     def _run_prefill(self, now: float, budget: Budget) -> None:
         del budget
@@ -337,6 +384,7 @@ class Engine:
         sequences = len(self._batch) + len(self._decoding)
         self.counters.prefill_steps += 1
         self.counters.prefill_tokens += computed
+        self._publish_gauges(now)
         self._occupy(now, computed + len(self._decoding), read, pairs, sequences)
 
     def _grow(self, job: Job, tokens: int) -> bool:
@@ -360,6 +408,10 @@ class Engine:
                 self._begin(now)
             return
         self.counters.decode_steps += 1
+        if self.counters.decode_steps % LOADS_EVERY == 0:
+            self.publish(now)
+        if self.counters.decode_steps % GAUGES_EVERY == 0:
+            self._publish_gauges(now)
         read = sum(job.filled for job in self._decoding)
         self._occupy(now, len(self._decoding), read, 0, len(self._decoding))
 
@@ -443,6 +495,7 @@ class Engine:
 
     def _produce(self, job: Job, now: float) -> None:
         job.out += 1
+        self.counters.generated_tokens += 1
         if job.refusal is not None:
             self._finish(job, now, Ending.ABORT, status=400, message=job.refusal)
         elif job.limit == 0:

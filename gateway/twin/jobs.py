@@ -107,6 +107,9 @@ class Counters:
     retracted_prompt_tokens: int = 0
     aborted: int = 0
     refused_queue_full: int = 0
+    prompt_tokens: int = 0  # of requests started
+    cached_tokens: int = 0  # of them, found in the cache
+    generated_tokens: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     decode_steps: int = 0

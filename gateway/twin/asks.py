@@ -26,12 +26,14 @@ class Dialect(StrEnum):
 
 
 class Invalid(Exception):
-    """A body refused with 400. `pydantic` marks the shape of a validation error."""
+    """A body refused with 400. `pydantic` marks the shape of a validation error, `length` a
+    request that is too long."""
 
-    def __init__(self, message: str, *, pydantic: bool = False) -> None:
+    def __init__(self, message: str, *, pydantic: bool = False, length: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.pydantic = pydantic
+        self.length = length
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class Ask:
     @property
     def prompt_tokens(self) -> int:
         """Prompt tokens as `usage` counts them: each prompt once, whatever `n`."""
-        seen = {item.prompt_index: tokenizer.count(item.prompt) for item in self.sequences}
-        return sum(seen.values())
+        prompts = {item.prompt_index: item.prompt for item in self.sequences}
+        return sum(tokenizer.count(prompt) for prompt in prompts.values())
 
 
 def _integer(body: dict[str, Any], name: str, route: str) -> int | None:
@@ -84,13 +86,13 @@ def _integer(body: dict[str, Any], name: str, route: str) -> int | None:
 def pydantic_message(detail: str, route: str) -> str:
     """A validation error as FastAPI prints it in SGLang's answers."""
     return (
-        f"1 validation error:\n  {detail}\n\n  File \"sglang/srt/entrypoints/http_server.py\", "
+        f'1 validation error:\n  {detail}\n\n  File "sglang/srt/entrypoints/http_server.py", '
         f"line 1, in handler\n    POST {route} [{detail}]"
     )
 
 
 def _missing(field: str, body: dict[str, Any], route: str) -> Invalid:
-    shown = {key: "..." for key in body}
+    shown = dict.fromkeys(body, "...")
     detail = f"{{'type': 'missing', 'loc': ('body', '{field}'), 'msg': 'Field required', 'input': {shown}}}"
     return Invalid(pydantic_message(detail, route), pydantic=True)
 
@@ -99,15 +101,10 @@ def parse(
     dialect: Dialect, body: dict[str, Any], traits: Traits, *, model: str, context: int
 ) -> Ask:
     """Read `body`. Raises Invalid with SGLang's sentence when it would answer 400."""
-    match dialect:
-        case Dialect.CHAT:
-            prompts, cap, listed = _chat(body, traits)
-        case Dialect.COMPLETION:
-            prompts, cap, listed = _completion(body)
-        case Dialect.GENERATE:
-            prompts, cap, listed = _generate(body)
+    prompts, cap, listed = _read(dialect, body, traits)
     if cap is not None and cap < 0:
-        raise Invalid(f"max_new_tokens must be at least 0, got {cap}.")
+        message = f"max_new_tokens must be at least 0, got {cap}."
+        raise Invalid(message)
     sampling = body.get("sampling_params") if dialect is Dialect.GENERATE else body
     sampling = sampling if isinstance(sampling, dict) else {}
     for prompt in prompts:
@@ -139,6 +136,19 @@ def parse(
             for copy in range(n)
         ),
     )
+
+
+def _read(
+    dialect: Dialect, body: dict[str, Any], traits: Traits
+) -> tuple[list[bytes], int | None, bool]:
+    """Prompts, cap, and whether the prompt was a list."""
+    match dialect:
+        case Dialect.CHAT:
+            return _chat(body, traits)
+        case Dialect.COMPLETION:
+            return _completion(body)
+        case Dialect.GENERATE:
+            return _generate(body)
 
 
 def _rid(body: dict[str, Any]) -> str:
@@ -200,16 +210,18 @@ def _generate(body: dict[str, Any]) -> tuple[list[bytes], int | None, bool]:
 
 def _check_length(prompt: int, cap: int | None, traits: Traits, context: int) -> None:
     if prompt >= context:
-        raise Invalid(
+        message = (
             f"The input ({prompt} tokens) is longer than the model's context length "
             f"({context} tokens)."
         )
+        raise Invalid(message, length=True)
     total = prompt + (cap or 0)
     over = total > context if traits.total_may_equal_context else total >= context
     if cap is not None and over:
-        raise Invalid(
+        message = (
             f"Requested token count exceeds the model's maximum context length of {context} "
             f"tokens. You requested a total of {total} tokens: {prompt} tokens from the input "
             f"messages and {cap} tokens for the completion. Please reduce the number of tokens in "
             "the input messages or the completion to fit within the limit."
         )
+        raise Invalid(message, length=True)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from gateway.twin.jobs import Ending, Finished
+from gateway.twin.asks import Dialect
+from gateway.twin.jobs import Ending, Finished, Progress
 
 if TYPE_CHECKING:
-    from gateway.twin.asks import Ask, Sequence
+    from gateway.twin.asks import Ask
     from gateway.twin.versions import Traits
 
+HTTP_BAD = 400
+HTTP_BUSY = 503
 END_OF_TEXT = 151_645  # <|im_end|>, what `matched_stop` names when the model stops by itself
 
 Json = dict[str, Any]
@@ -97,11 +100,11 @@ def text_choice(index: int, text: str, ending: Ending | None) -> Json:
     }
 
 
-def whole(traits: Traits, ask: Ask, kind: str, created: int, choices: list[Json], out: int) -> Json:
+def whole(traits: Traits, ask: Ask, created: int, choices: list[Json], out: int) -> Json:
     """A whole answer of the OpenAI routes."""
     return {
         "id": ask.sequences[0].rid,
-        "object": kind,
+        "object": "chat.completion" if ask.dialect is Dialect.CHAT else "text_completion",
         "created": created,
         "model": ask.model,
         "choices": choices,
@@ -151,32 +154,42 @@ def finish_reason(end: Finished) -> Json:
             return {"type": "length", "length": end.out}
         case Ending.STOP:
             return {"type": "stop", "matched": END_OF_TEXT}
+        case Ending.ABORT if end.status is None:
+            return {"type": "abort", "message": "Aborted by AbortReq."}
         case Ending.ABORT:
-            body: Json = {"type": "abort", "message": end.message or "Abort in waiting queue"}
-            if end.status is not None:
-                body["status_code"] = end.status
-                body["err_type"] = "BadRequestError" if end.status == 400 else None  # noqa: PLR2004
+            body: Json = {"type": "abort", "message": end.message, "status_code": end.status}
+            if end.status == HTTP_BAD:
+                body["err_type"] = "BadRequestError"
             return body
 
 
-def meta_info(traits: Traits, sequence: Sequence, prompt: int, out: int, extra: Json) -> Json:
-    """`meta_info` of /generate. `extra` carries finish_reason, times, cache and retractions."""
+def meta_info(traits: Traits, event: Progress | Finished, prompt: int) -> Json:
+    """`meta_info` of /generate. Times are engine seconds."""
+    job = event.job
+    end = event if isinstance(event, Finished) else None
+    if end is not None and end.status == HTTP_BUSY:  # never scheduled: the short form
+        return {
+            "id": job.rid,
+            "finish_reason": finish_reason(end),
+            "weight_version": "default",
+            "e2e_latency": end.at - job.arrived,
+            "completion_tokens": 0,
+        }
     body: Json = {
-        "id": sequence.rid,
-        "finish_reason": extra["finish_reason"],
-        "prompt_tokens": prompt,
+        "id": job.rid,
+        "finish_reason": None if end is None else finish_reason(end),
+        "prompt_tokens": prompt if job.refusal is None else 1,
         "weight_version": "default",
-        "num_retractions": extra["num_retractions"],
-        "queue_time": extra["queue_time"],
+        "num_retractions": job.retractions,
+        "queue_time": max(0.0, job.admitted - job.arrived),
         "reasoning_tokens": 0,
-        "completion_tokens": out,
-        "cached_tokens": extra["cached_tokens"],
+        "completion_tokens": event.out,
+        "cached_tokens": job.cached,
     }
     if traits.newest_bodies:
-        body["weight_versions"] = [{"version": "default", "start": 0, "end": out}]
-    cached = extra["cached_tokens"]
-    body["cached_tokens_details"] = {"device": cached, "host": 0} if cached else None
+        body["weight_versions"] = [{"version": "default", "start": 0, "end": event.out}]
+    body["cached_tokens_details"] = {"device": job.cached, "host": 0} if job.cached else None
     body["dp_rank"] = None
-    if "e2e_latency" in extra:
-        body["e2e_latency"] = extra["e2e_latency"]
+    if end is not None:
+        body["e2e_latency"] = end.at - job.arrived
     return body

@@ -129,4 +129,6 @@ class Budget:
     @property
     def spent(self) -> bool:
         """No further candidate can join this pass."""
-        return self.room <= 0 or self.max_prefill <= 0 or (self.chunk is not None and self.chunk <= 0)
+        return (
+            self.room <= 0 or self.max_prefill <= 0 or (self.chunk is not None and self.chunk <= 0)
+        )

@@ -6,27 +6,26 @@ The scheduler is a loop: receive, choose a batch, run it, process the result. A 
 `t` ends at ``t + duration``; what arrives meanwhile is seen at its end. `advance(now)` plays every
 step that ends by `now` and returns what happened; `next_wakeup()` says when the current step ends.
 
-Each pass prefers prefill: first the next chunk of a long prompt, then waiting requests as long as
-`budget` lets them in, first come first served (or longest cached prefix first). Only when there is
-nothing to prefill does the batch decode, one token a sequence. A decode step that finds no page
-evicts cached prefixes, then retracts the requests with the fewest outputs: their KV is thrown away,
-they go to the END of the queue and are prefilled again, prompt and output, when their turn comes.
+Each pass prefers prefill: first the next chunk of a long prompt, then waiting requests as far as
+`intake` lets them in. Only when there is nothing to prefill does the batch decode, one token a
+sequence. A decode step that finds no page evicts cached prefixes, then retracts requests
+(`retraction`): they go to the END of the queue and are prefilled again, prompt and output, when
+their turn comes.
 
 What kills it
 -------------
 - A chunk of a long prompt that must go on while nothing is free: "Prefill out of memory". The
   chunk is scheduled at full size although the pool cannot hold it (`Budget.chunk_size`). Plain
-  scheduling cannot get there, because decode waits while a prompt is in chunks; with mixed chunks
-  the others keep growing into the room the rest of that prompt needs.
-- A prefill step whose activations exceed the headroom: torch.OutOfMemoryError.
-- 0.5.6 only: the last request in the batch finds no page (an assertion).
-- `dry_pool_kills`: decode running out of pages ends the process instead of retracting. This is a
-  property given to a box, not derived: incident A records that the third request which over-commits
-  the pool ended in CUDA out of memory and a dead scheduler, without saying which allocation failed,
-  and the genuine CPU server only ever retracts. The profile reproduces the recorded outcome at the
-  moment at which the over-commit becomes real, when the pool is dry.
-Admissions whose prompts and caps fit the pool together reach none of the memory deaths but the
-activation one.
+  scheduling does not get there, because decode waits while a prompt is in chunks; with mixed
+  chunks the others keep growing, unchecked, into the room that the rest of the prompt needs.
+- A prefill step whose activations exceed the headroom: torch.OutOfMemoryError (`steps`).
+- Until 0.5.6: the last request in the batch finds no page (an assertion).
+- `Profile.dry_pool_kills`: a pool that runs dry ends the process instead of retracting. This is
+  given to a box, not derived. Incident A records that over-committing the pool with a third request
+  ended in CUDA out of memory and a dead scheduler, not which allocation failed; the genuine CPU
+  server only ever retracts. The profile reproduces the recorded outcome at the moment at which the
+  over-commit becomes real.
+Admissions whose prompts and caps fit the pool together reach none of these but the second.
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from gateway.twin.budget import CLIP, Budget, NewTokenRatio, Verdict
+from gateway.twin import intake
+from gateway.twin.budget import NewTokenRatio
 from gateway.twin.jobs import Counters, Died, Ending, Event, Finished, Job, Phase, Progress
-from gateway.twin.pool import KvPool
-from gateway.twin.radix import Block, RadixCache
+from gateway.twin.memory import Memory
+from gateway.twin.retraction import retract
 from gateway.twin.snapshots import GAUGES_EVERY, LOADS_EVERY, Snapshot
 
 if TYPE_CHECKING:
@@ -49,51 +49,54 @@ LAST_REQUEST = (
     "Out of memory even after retracting all other requests in the decode batch. "
     "Aborting the last request."
 )
+INPUT_MARGIN = 5  # tokens between the longest sequence and the longest prompt taken
+_UNLIMITED = 1 << 30  # SGLang's own stand-in for "no cap"
+_GIB = 1 << 30
 
 
 class Engine:
-    """One scheduler over one pool. Not thread-safe; `now` never goes back."""
+    """One scheduler over one pool of `pool` tokens (default the profile's). `now` never goes
+    back. Not thread-safe."""
 
     def __init__(self, profile: Profile, traits: Traits, *, pool: int | None = None) -> None:
         self.profile = profile
         self.traits = traits
-        self.pool = KvPool(pool if pool is not None else profile.pool, profile.page)
-        self.cache = RadixCache(self.pool, profile.block, enabled=profile.radix)
+        capacity = profile.pool if pool is None else pool
+        self.memory = Memory(capacity, profile.page, profile.block, radix=profile.radix)
+        self.pool = self.memory.pool
         self.ratio = NewTokenRatio(profile.conservativeness)
         self.counters = Counters()
         self.dead: str | None = None
+        self.snapshot = Snapshot(at=0.0, capacity=self.pool.capacity)
+        self.gauges = self.snapshot
         self._inbox: deque[Job] = deque()
         self._aborts: list[str] = []
         self._waiting: list[Job] = []
         self._running: list[Job] = []
         self._chunked: Job | None = None
-        self._paths: dict[str, list[Block]] = {}
         self._jobs: dict[str, Job] = {}
-        self._full = False  # SGLang's batch_is_full: no admission until something ends
-        self._batch: list[tuple[Job, int]] = []
-        self._decoding: list[Job] = []
+        self._full = False
+        self._prefilling: list[Job] = []  # in the step in progress
+        self._decoding: list[Job] = []  # in the step in progress
         self._busy_until: float | None = None
         self._events: list[Event] = []
-        self.snapshot = Snapshot(at=0.0, capacity=self.pool.capacity)
-        self.gauges = self.snapshot
-        self._published_tokens = 0
 
     # ---- what others may look at
 
     @property
-    def max_input(self) -> int:
-        """Longest prompt taken: `max_req_input_len` of /server_info."""
-        return self.max_length - 5
-
-    @property
     def max_length(self) -> int:
-        """Longest prompt plus output of one sequence."""
+        """Longest prompt plus output of one sequence: SGLang's max_req_len."""
         return min(self.profile.context, self.pool.capacity) - 1
 
     @property
+    def max_input(self) -> int:
+        """Longest prompt taken: `max_req_input_len` of /server_info."""
+        return self.max_length - INPUT_MARGIN
+
+    @property
     def running(self) -> int:
-        """Sequences that decode, or whose prompt is in the current step."""
-        return len(self._running) + len(self._batch) + (self._chunked_idle is not None)
+        """Sequences that decode or are in prefill."""
+        return len({id(job) for job in (*self._running, *self._prefilling)})
 
     @property
     def waiting(self) -> int:
@@ -101,19 +104,9 @@ class Engine:
         return len(self._waiting) + len(self._inbox)
 
     @property
-    def waiting_tokens(self) -> int:
-        """Tokens the queue still has to prefill."""
-        return sum(job.target for job in self._waiting) + sum(job.target for job in self._inbox)
-
-    @property
     def used(self) -> int:
         """Pool tokens in use; cached prefixes nobody uses do not count."""
-        return self.pool.used - self.cache.evictable
-
-    @property
-    def idle(self) -> bool:
-        """Nothing runs, waits or arrives."""
-        return not (self._jobs or self._inbox)
+        return self.memory.used
 
     @property
     def in_flight(self) -> int:
@@ -121,17 +114,13 @@ class Engine:
         return len(self._jobs)
 
     @property
-    def _chunked_idle(self) -> Job | None:
-        job = self._chunked
-        return None if job is None or any(job is other for other, _ in self._batch) else job
-
-    def job(self, rid: str) -> Job | None:
-        """The live job `rid`."""
-        return self._jobs.get(rid)
+    def idle(self) -> bool:
+        """Nothing runs, waits or arrives."""
+        return not self._jobs
 
     def effective_cap(self, prompt: int, cap: int | None) -> int:
         """The cap in force: what the engine silently clips the client's to."""
-        limit = cap if cap is not None else 1 << 30
+        limit = _UNLIMITED if cap is None else cap
         setting = self.profile.new_tokens_limit
         if setting is not None and self.traits.has_new_tokens_limit:
             limit = min(limit, setting)
@@ -145,7 +134,7 @@ class Engine:
 
     def submit(self, job: Job, now: float, *, start: bool = True) -> None:
         """Hand in a job. It is seen when the step in progress ends, at once when idle; with
-        `start` false (a frozen scheduler) it is only left in the inbox."""
+        `start` false (a frozen scheduler) it is only left in the inbox. A dead engine loses it."""
         if self.dead is not None:
             return
         job.arrived = now
@@ -169,11 +158,11 @@ class Engine:
             self._begin(now)
 
     def kill(self, now: float, reason: str) -> None:
-        """The scheduler dies now."""
+        """The scheduler dies now; what is in flight never ends."""
         if self.dead is None:
             self.dead = reason
             self._busy_until = None
-            self._events.append(Died(now, reason))
+            self._events.append(Died(now, reason, len(self._jobs)))
 
     def next_wakeup(self) -> float | None:
         """When something will have happened; None while idle or dead."""
@@ -182,20 +171,17 @@ class Engine:
     def advance(self, now: float) -> list[Event]:
         """Play every step that ends by `now`; what happened, in order."""
         while self._busy_until is not None and self._busy_until <= now:
-            at = self._busy_until
-            self._busy_until = None
+            at, self._busy_until = self._busy_until, None
             self._complete(at)
-            if self.dead is None:
-                self._begin(at)
+            self._begin(at)
         events, self._events = self._events, []
         return events
 
     def publish(self, now: float) -> Snapshot:
-        """Bring what others read of the scheduler up to date."""
+        """Bring what /v1/loads reads up to date."""
+        made, prompts = self.counters.generated_tokens, self.counters.prompt_tokens
         last = self.gauges
-        made = self.counters.generated_tokens
         span = now - last.at
-        prompts = self.counters.prompt_tokens
         self.snapshot = Snapshot(
             at=now,
             capacity=self.pool.capacity,
@@ -203,17 +189,14 @@ class Engine:
             waiting=len(self._waiting),
             used=self.used,
             total=self.used + sum(job.target for job in self._waiting),
-            evictable=self.cache.evictable,
-            throughput=(made - self._published_tokens) / span if span > 0 else last.throughput,
+            evictable=self.memory.cache.evictable,
+            generated=made,
+            throughput=(made - last.generated) / span if span > 0 else last.throughput,
             ratio=self.ratio.now,
             hit_rate=self.counters.cached_tokens / prompts if prompts else 0.0,
             retracted=self.counters.retractions,
         )
         return self.snapshot
-
-    def _publish_gauges(self, now: float) -> None:
-        self.gauges = self.publish(now)
-        self._published_tokens = self.counters.generated_tokens
 
     # ---- the loop
 
@@ -222,31 +205,41 @@ class Engine:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
+        """Start the next step, if there is anything to do."""
         self._receive(now)
-        budget = self._prefill_pass(now)
-        if self.dead is not None:
-            return
-        if self._batch:
-            self._run_prefill(now, budget)
-        elif self._running:
-            self._run_decode(now)
-        elif not self._waiting:
-            self.ratio.reset()
-            self.publish(now)
+        while self._waiting or self._running or self._chunked is not None:
+            chosen = intake.plan(
+                self.profile,
+                self.traits,
+                self.memory,
+                waiting=self._waiting,
+                running=self._running,
+                chunked=self._chunked,
+                ratio=self.ratio.now,
+                full=self._full,
+                now=now,
+            )
+            self._chunked, self._full = chosen.chunked, chosen.full
+            if chosen.batch:
+                self._run_prefill(chosen.batch, now)
+            elif self._running:
+                self._run_decode(now)
+            else:
+                return  # the head of the queue fits never: 0.5.6 with a cap of the whole pool
+            if self._busy_until is not None or self.dead is not None:
+                return
+        self.ratio.reset()
+        self.publish(now)
 
     def _receive(self, now: float) -> None:
         for prefix in self._aborts:
-            self._apply_abort(prefix, now)
+            for job in [job for rid, job in self._jobs.items() if rid.startswith(prefix)]:
+                self._drop(job, now)
         self._aborts.clear()
         while self._inbox:
             job = self._inbox.popleft()
-            self._admit_to_queue(job, now)
-        self.counters.peak_waiting = max(self.counters.peak_waiting, len(self._waiting))
-
-    def _admit_to_queue(self, job: Job, now: float) -> None:
-        if job.rid not in self._jobs:  # aborted while in the inbox
-            return
-        if not job.out and job.limit == 0:
+            if job.phase is Phase.DONE:
+                continue
             job.limit = self.effective_cap(job.prompt, job.cap)
             if job.prompt > self.max_input:
                 job.refusal = (
@@ -255,285 +248,185 @@ class Engine:
                     "--allow-auto-truncate."
                 )
                 job.prompt, job.blocks, job.limit = 1, (), 1
+            self._enqueue(job, now)
+
+    def _enqueue(self, job: Job, now: float) -> None:
         most = self.profile.max_queued
         if most is not None and len(self._waiting) >= most:
             self.counters.refused_queue_full += 1
             self._end(job, now, Ending.ABORT, status=503, message=QUEUE_FULL)
             return
-        job.phase, job.queued = Phase.WAITING, now
+        job.phase = Phase.WAITING
         self._waiting.append(job)
+        self.counters.peak_waiting = max(self.counters.peak_waiting, len(self._waiting))
 
-    def _apply_abort(self, prefix: str, now: float) -> None:
-        for job in [job for rid, job in self._jobs.items() if rid.startswith(prefix)]:
-            if job.phase is Phase.WAITING:
-                if job in self._waiting:
-                    self._waiting.remove(job)
-                self._end(job, now, Ending.ABORT)
-            elif job is self._chunked and not self.traits.mid_chunk_abort:
-                job.limit = 1  # the remaining chunks still run
-            else:
-                if job is self._chunked:
-                    self._chunked = None
-                elif job in self._running:
-                    self._running.remove(job)
-                self._release(job, now)
-                self._end(job, now, Ending.ABORT)
-                self._full = False
-
-    # ---- prefill
-
-    def _prefill_pass(self, now: float) -> Budget:
-        budget = Budget(
-            traits=self.traits,
-            page=self.pool.page,
-            room=self.pool.free + self.cache.evictable,
-            chunk=self.profile.chunk,
-            max_prefill=self.profile.max_prefill,
-        )
-        budget.expect(self._running, self.ratio.now)
-        if self.profile.mixed_chunk:
-            budget.mix(len(self._running))
-        if self._chunked is not None:
-            self._continue_chunk(self._chunked, budget)
-        if not self._full:
-            self._take_waiting(budget, now)
-        return budget
-
-    def _continue_chunk(self, job: Job, budget: Budget) -> None:
-        left = job.target - job.filled
-        size = budget.chunk_size(left)
-        last = size == left
-        budget.charge(size, min(job.limit, CLIP) if last else 0)
-        self._batch.append((job, size))
-        if last:
+    def _drop(self, job: Job, now: float) -> None:
+        """End `job` on request. No step is in progress."""
+        if job is self._chunked and not self.traits.mid_chunk_abort:
+            job.aborted = True
+            return
+        if job is self._chunked:
             self._chunked = None
+        elif job in self._running:
+            self._running.remove(job)
+        elif job in self._waiting:
+            self._waiting.remove(job)
+        if job.phase is not Phase.WAITING:
+            self.memory.release(job, now)
+            self._full = False
+        self._end(job, now, Ending.ABORT)
 
-    def _take_waiting(self, budget: Budget, now: float) -> None:
-        for job in self._order_waiting():
-            if budget.spent:
-                return
-            if len(self._running) + len(self._batch) >= self.profile.max_running:
-                self._full = bool(self._running)
-                return
-            path = self.cache.match(job.blocks, job.target - 1) if job.refusal is None else []
-            cached = len(path) * self.cache.block
-            before = self.cache.evictable
-            self.cache.lock(path, now)
-            locked = before - self.cache.evictable
-            uncached = job.target - cached
-            verdict, size = budget.weigh(
-                job, uncached, budget.room - locked, first=not self._batch
-            )
-            if verdict is not Verdict.TAKEN:
-                self.cache.unlock(path, now)
-                # SGLang keeps this flag on the running batch; a pass that starts from an empty one
-                # replaces it, so the next pass tries again. Seen in the real server's log.
-                self._full = verdict is Verdict.NO_TOKEN and bool(self._running)
-                return
-            budget.room -= locked
-            self._start(job, path, cached, now)
-            self._batch.append((job, size))
-            if size < uncached:
-                self._chunked = job
-            budget.charge(size, 0 if size < uncached else min(job.limit, CLIP))
+    # ---- steps
 
-    def _order_waiting(self) -> list[Job]:
-        if self.profile.policy != "lpm":
-            return list(self._waiting)
-        return sorted(self._waiting, key=lambda job: -len(self.cache.match(job.blocks, job.prompt)))
-
-    def _start(self, job: Job, path: list[Block], cached: int, now: float) -> None:
-        self._waiting.remove(job)
-        self._paths[job.rid] = path
-        job.phase, job.shared, job.filled, job.admitted = Phase.PREFILL, cached, cached, now
-        if not job.retractions:
-            job.cached = cached
-            self.counters.prompt_tokens += job.prompt
-            self.counters.cached_tokens += cached
-
-    def _run_prefill(self, now: float, budget: Budget) -> None:
-        del budget
+    def _run_prefill(self, batch: list[tuple[Job, int]], now: float) -> None:
         computed = pairs = context = 0
-        for job, size in self._batch:
-            if not self._grow(job, size):
-                need = self.pool.pages(size)
+        for job, size in batch:
+            if job.phase is Phase.WAITING:
+                self._first_chunk(job, now)
+            if not self.memory.grow(job, size):
                 self.kill(
                     now,
                     "RuntimeError: Prefill out of memory. Try to lower your batch size. "
-                    f"Try to allocate {need} tokens. Available tokens: {self.pool.free}",
+                    f"Try to allocate {size} tokens. Available tokens: {self.pool.free}",
                 )
                 return
             computed += size
             pairs += size * (job.filled - size // 2)
             context += job.filled
-        if self.profile.mixed_chunk:
-            self._decoding = self._make_room_for_decode(now)
-            if self.dead is not None:
-                return
         peak = self.profile.activations.peak(computed, context)
+        free = self.profile.activations.headroom
         self.counters.peak_activation_bytes = max(self.counters.peak_activation_bytes, peak)
-        if peak > self.profile.activations.headroom:
+        if peak > free:
             self.kill(
                 now,
                 f"torch.OutOfMemoryError: CUDA out of memory: a prefill step of {computed} tokens "
-                f"over {context} needs {peak / 2**30:.2f} GiB, "
-                f"{self.profile.activations.headroom / 2**30:.2f} GiB are free",
+                f"over {context} needs {peak / _GIB:.2f} GiB, {free / _GIB:.2f} GiB are free",
             )
             return
-        read = sum(job.filled for job in self._decoding)
-        sequences = len(self._batch) + len(self._decoding)
+        if self.profile.mixed_chunk and not self._mix_decode(now):
+            return
+        self._prefilling = [job for job, _ in batch]
         self.counters.prefill_steps += 1
         self.counters.prefill_tokens += computed
-        self._publish_gauges(now)
-        self._occupy(now, computed + len(self._decoding), read, pairs, sequences)
+        self._occupy(now, computed, pairs)
+        self.gauges = self.publish(now)
 
-    def _grow(self, job: Job, tokens: int) -> bool:
-        """Give `job` KV for `tokens` more, evicting cached prefixes when needed."""
-        need = self.pool.pages(job.filled + tokens - job.shared) - job.private
-        if need > self.pool.free:
-            self.cache.evict(need - self.pool.free)
-            if need > self.pool.free:
-                return False
-        self.pool.take(need)
-        job.private += need
-        job.filled += tokens
+    def _mix_decode(self, now: float) -> bool:
+        """Decode along with a prefill. SGLang checks nothing here: no page means death."""
+        if not self.memory.fits_decode(self._running):
+            self.kill(now, "RuntimeError: Decode out of memory. Try to lower your batch size.")
+            return False
+        for job in self._running:
+            self.memory.grow(job, 1)
+        self._decoding = list(self._running)
         return True
 
-    # ---- decode
+    def _first_chunk(self, job: Job, now: float) -> None:
+        job.phase, job.admitted = Phase.PREFILL, now
+        if not job.retractions:
+            job.cached = job.shared
+            self.counters.prompt_tokens += job.prompt
+            self.counters.cached_tokens += job.cached
 
     def _run_decode(self, now: float) -> None:
-        self._decoding = self._make_room_for_decode(now)
-        if self.dead is not None or not self._decoding:
-            if self.dead is None:
-                self._begin(now)
+        if not self._grow_running(now):
             return
         self.counters.decode_steps += 1
-        if self.counters.decode_steps % LOADS_EVERY == 0:
-            self.publish(now)
         if self.counters.decode_steps % GAUGES_EVERY == 0:
-            self._publish_gauges(now)
-        read = sum(job.filled for job in self._decoding)
-        self._occupy(now, len(self._decoding), read, 0, len(self._decoding))
+            self.gauges = self.publish(now)
+        elif self.counters.decode_steps % LOADS_EVERY == 0:
+            self.publish(now)
+        self._occupy(now, 0, 0)
 
-    def _make_room_for_decode(self, now: float) -> list[Job]:
-        if self._fits_decode(self._running):
+    def _grow_running(self, now: float) -> bool:
+        """One more token of KV for each running job, retracting some if need be. False when that
+        leaves none, or kills the scheduler."""
+        if self.memory.fits_decode(self._running):
             self.ratio.decay()
         elif self.profile.dry_pool_kills:
             self.kill(
                 now,
-                "torch.OutOfMemoryError: CUDA out of memory: the KV pool of "
-                f"{self.pool.capacity} tokens is dry with {len(self._running)} requests running",
+                f"torch.OutOfMemoryError: CUDA out of memory: the KV pool of {self.pool.capacity} "
+                f"tokens is dry with {len(self._running)} requests running",
             )
-            return []
+            return False
         else:
             self._retract(now)
         for job in self._running:
-            if not self._grow(job, 1):
+            if not self.memory.grow(job, 1):
                 self.kill(now, "AssertionError: No space left for only one request")
-                return []
-        return list(self._running)
-
-    def _fits_decode(self, jobs: list[Job]) -> bool:
-        need = sum(
-            self.pool.pages(job.filled + 1 - job.shared) - job.private for job in jobs
-        )
-        if need > self.pool.free:
-            self.cache.evict(need - self.pool.free)
-        return need <= self.pool.free
+                return False
+        self._decoding = list(self._running)
+        return bool(self._decoding)
 
     def _retract(self, now: float) -> None:
-        keep = sorted(self._running, key=lambda job: (job.out, -job.prompt), reverse=True)
-        out: list[Job] = []
-        while len(keep) > 1:
-            job = keep.pop()
-            out.append(job)
-            self.counters.wasted_tokens += job.filled - job.shared
-            self._release(job, now)
-            if self._fits_decode(keep):
-                break
-        doomed: list[Job] = []
-        if self.traits.last_request_aborts and len(keep) == 1 and not self._fits_decode(keep):
-            doomed = [keep.pop()]
-            self._release(doomed[0], now)
-        self._running = [job for job in self._running if job in keep]
+        held = {job.rid: job.private for job in self._running}
+        self._running, thrown, given_up = retract(
+            self.memory, self._running, now, abort_last=self.traits.last_request_aborts
+        )
         self._full = False
         self.ratio.after_retraction(self._running)
-        for job in doomed:
-            self._end(job, now, Ending.ABORT, status=500, message=LAST_REQUEST)
-        for job in out:
+        if given_up is not None:
+            self._end(given_up, now, Ending.ABORT, status=500, message=LAST_REQUEST)
+        for job in thrown:
             job.retractions += 1
             self.counters.retractions += 1
-            self.counters.retracted_prompt_tokens += job.prompt
-            self._admit_to_queue(job, now)
+            self.counters.wasted_tokens += held[job.rid]
+            self._enqueue(job, now)
 
-    # ---- the end of a step
-
-    def _occupy(self, now: float, computed: int, read: int, pairs: float, sequences: int) -> None:
-        seconds = self.profile.speed.seconds(computed, read, pairs, sequences)
-        self.counters.busy_s += seconds
+    def _occupy(self, now: float, computed: int, pairs: float) -> None:
+        """The step in progress ends when the roofline says so."""
+        counters = self.counters
+        sequences = len(self._prefilling) + len(self._decoding)
+        seconds = self.profile.speed.seconds(
+            computed + len(self._decoding),
+            sum(job.filled for job in self._decoding),
+            pairs,
+            sequences,
+        )
+        counters.busy_s += seconds
+        counters.peak_used = max(counters.peak_used, self.used)
+        counters.peak_running = max(counters.peak_running, self.running)
         self._busy_until = now + seconds
 
+    # ---- results
+
     def _complete(self, now: float) -> None:
-        batch, self._batch = self._batch, []
-        for job, _ in batch:
-            if job.phase is not Phase.PREFILL:
-                continue
-            self._share(job, now)
+        prefilled, self._prefilling = self._prefilling, []
+        decoded, self._decoding = self._decoding, []
+        for job in prefilled:
+            self.memory.share(job, now)
             if job.filled < job.target:
                 self._full = False  # a chunk leaves the batch, which counts as one that ended
                 continue
-            if not job.first:
-                job.first = now
             job.phase = Phase.RUNNING
             self._running.append(job)
             self._produce(job, now)
-        decoding, self._decoding = self._decoding, []
-        for job in decoding:
-            if job.phase is Phase.RUNNING:
-                self.counters.decode_tokens += 1
-                self._produce(job, now)
+        for job in decoded:
+            self._produce(job, now)
 
     def _produce(self, job: Job, now: float) -> None:
-        job.out += 1
-        self.counters.generated_tokens += 1
         if job.refusal is not None:
             self._finish(job, now, Ending.ABORT, status=400, message=job.refusal)
+        elif job.aborted:
+            self._finish(job, now, Ending.ABORT)
         elif job.limit == 0:
-            job.out = 0
             self._finish(job, now, Ending.LENGTH)
-        elif job.out >= job.length:
-            self._finish(job, now, Ending.STOP if job.want <= job.limit else Ending.LENGTH)
         else:
-            self._events.append(Progress(job.rid, now, job.out))
-
-    def _share(self, job: Job, now: float) -> None:
-        """Move the full blocks of what is prefilled into the cache, where equal ones meet."""
-        if not self.cache.enabled:
-            return
-        path = self._paths[job.rid]
-        size = self.cache.block
-        whole = min(job.filled, job.prompt) // size
-        for key in job.blocks[len(path) : whole]:
-            node, new = self.cache.adopt(path[-1] if path else None, key, now)
-            path.append(node)
-            job.shared += size
-            job.private -= size
-            if not new:
-                self.pool.give(size)
+            job.out += 1
+            self.counters.generated_tokens += 1
+            if job.out < job.length:
+                self._events.append(Progress(job, now, job.out))
+            else:
+                self._finish(job, now, Ending.STOP if job.want <= job.limit else Ending.LENGTH)
 
     def _finish(
         self, job: Job, now: float, ending: Ending, *, status: int | None = None, message: str = ""
     ) -> None:
         self._running.remove(job)
-        self._release(job, now)
+        self.memory.release(job, now)
         self._full = False
         self._end(job, now, ending, status=status, message=message)
-
-    def _release(self, job: Job, now: float) -> None:
-        self.pool.give(job.private)
-        self.cache.unlock(self._paths.pop(job.rid, []), now)
-        job.private = job.shared = job.filled = 0
-        job.phase = Phase.WAITING
 
     def _end(
         self, job: Job, now: float, ending: Ending, *, status: int | None = None, message: str = ""
@@ -542,4 +435,4 @@ class Engine:
         del self._jobs[job.rid]
         self.counters.finished += ending is not Ending.ABORT
         self.counters.aborted += ending is Ending.ABORT
-        self._events.append(Finished(job.rid, now, ending, job.out, status, message))
+        self._events.append(Finished(job, now, ending, job.out, status, message))

@@ -8,16 +8,16 @@ gauges of /metrics move at each prefill and every 40 decode steps.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import time
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
-from gateway.twin import bodies
 from gateway.twin.jobs import Job
+from gateway.twin.wire import empty, json_answer, text
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from gateway.twin.server import TwinServer
     from gateway.twin.snapshots import Snapshot
 
@@ -67,12 +67,12 @@ class Facts:
             "parent": None,
             "max_model_len": profile.context,
         }
-        return _json({"object": "list", "data": [card]})
+        return json_answer({"object": "list", "data": [card]})
 
     async def model_info(self, _request: web.Request) -> web.Response:
         """GET /model_info. No scheduler trip."""
         path = f"/models/{self.server.profile.model}"
-        return _json(
+        return json_answer(
             {
                 "model_path": path,
                 "tokenizer_path": path,
@@ -100,7 +100,7 @@ class Facts:
         }
         if self.traits.has_loads:
             state["effective_max_running_requests_per_dp"] = profile.max_running
-        return _json(
+        return json_answer(
             {
                 "model_path": path,
                 "tokenizer_path": path,
@@ -135,12 +135,12 @@ class Facts:
             self.server.engine.publish(self.server.now())
         shot = self.server.engine.snapshot
         body: dict[str, Any] = {
-            "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
+            "timestamp": dt.datetime.now(dt.UTC).isoformat(),
             "version": self.traits.version,
         }
         if self.traits.snapshot_loads:
             body |= {"accelerator": None, "num_accelerators": 1, "loads": [self._load(shot)]}
-            return _json(body)
+            return json_answer(body)
         body |= {
             "dp_rank_count": 1,
             "loads": [self._load(shot)],
@@ -155,7 +155,7 @@ class Facts:
                 "avg_utilization": 0.0,
             },
         }
-        return _json(body)
+        return json_answer(body)
 
     def _load(self, shot: Snapshot) -> dict[str, Any]:
         profile = self.server.profile
@@ -204,7 +204,7 @@ class Facts:
         }
         if self.traits.has_loads:
             body |= {"num_pending_tokens": shot.total - shot.used, "ts_tic": self.server.now()}
-        return _json([body])
+        return json_answer([body])
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """GET /metrics: the main gauges and counters. No scheduler trip."""
@@ -234,13 +234,13 @@ class Facts:
         for name, kind, value in rows:
             lines.append(f"# TYPE sglang:{name} {kind}")
             lines.append(f"sglang:{name}{{{labels}}} {float(value)}")
-        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+        return text("\n".join(lines) + "\n")
 
     async def health(self, _request: web.Request) -> web.Response:
         """GET /health: any output of the scheduler after a one-token probe, within 20 s."""
         server = self.server
         if server.process.terminating:
-            return web.Response(status=503)
+            return empty(503)
         started = server.now()
         if server.engine.idle:
             self._probes += 1
@@ -250,19 +250,19 @@ class Facts:
         while server.now() - started < HEALTH_LIMIT_S:
             await server.sleep(HEALTH_STEP_S)
             if server.last_output >= started:
-                return web.Response()
-        return web.Response(status=503)
+                return empty()
+        return empty(503)
 
     async def ping(self, _request: web.Request) -> web.Response:
         """GET /ping."""
-        return web.Response()
+        return empty()
 
     async def flush_cache(self, _request: web.Request) -> web.Response:
         """GET or POST /flush_cache: only when nothing is in flight."""
         if not self.server.engine.idle:
-            return web.Response(text="Flush cache failed.\n", status=400)
-        self.server.engine.cache.flush()
-        return web.Response(text="Cache flushed.\n")
+            return text("Flush cache failed.\n", 400)
+        self.server.engine.memory.cache.flush()
+        return text("Cache flushed.\n")
 
     async def _scheduler_trip(self) -> None:
         """Answered between two steps: waits for the one in progress, for ever while frozen."""
@@ -275,11 +275,3 @@ class Facts:
 
 def _wall() -> float:
     return time.time()  # noqa: TID251 - the bodies' own fields are wall time
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(
-        body=bodies.dumps(value),
-        content_type="application/json",
-        headers={"server": "uvicorn", "vary": "Origin"},
-    )

@@ -5,7 +5,7 @@ Tokens everywhere; times are seconds on the caller's clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -30,21 +30,19 @@ class Job:
     cap: int | None = None
     blocks: tuple[int, ...] = ()
     ignore_eos: bool = False
-    priority: int = 0
     # What the engine keeps about it:
     phase: Phase = Phase.WAITING
     limit: int = 0  # the cap in force after the engine's silent clip
     out: int = 0  # tokens generated so far
     filled: int = 0  # tokens of prompt (and, after a retraction, output) whose KV exists
-    private: int = 0  # pool tokens held outside the radix tree
-    shared: int = 0  # tokens of its prefix that live, locked, in the radix tree
+    private: int = 0  # pool tokens held outside the radix cache
+    shared: int = 0  # tokens of its prefix that lie, locked, in the radix cache
     cached: int = 0  # prompt tokens found in the cache at the first prefill
     retractions: int = 0
     arrived: float = 0.0
-    queued: float = 0.0
     admitted: float = 0.0
-    first: float = 0.0
     refusal: str | None = None  # a prompt over the pool is scheduled as a dummy, then refused
+    aborted: bool = False  # its client is gone, its remaining chunks still run
 
     @property
     def target(self) -> int:
@@ -59,11 +57,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`rid` has produced `out` tokens in all by `at`."""
+    """`job` has produced `out` tokens in all by `at`."""
 
-    rid: str
+    job: Job
     at: float
     out: int
+
+    @property
+    def rid(self) -> str:
+        """Whose progress this is."""
+        return self.job.rid
 
 
 class Ending(StrEnum):
@@ -76,23 +79,29 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The one end of `rid`. An abort by the engine carries a status and a sentence; an abort on
-    request carries neither."""
+    """The one end of `job`, with `out` tokens. An abort by the engine carries a status and a
+    sentence; an abort on request carries neither."""
 
-    rid: str
+    job: Job
     at: float
     ending: Ending
     out: int
     status: int | None = None
     message: str = ""
 
+    @property
+    def rid(self) -> str:
+        """Whose end this is."""
+        return self.job.rid
+
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The scheduler is gone. Whatever was in flight never ends: its streams are cut."""
+    """The scheduler is gone with `in_flight` jobs, which never end: their streams are cut."""
 
     at: float
     reason: str
+    in_flight: int
 
 
 Event = Progress | Finished | Died
@@ -100,22 +109,21 @@ Event = Progress | Finished | Died
 
 @dataclass(slots=True)
 class Counters:
-    """What the engine did since it started. Truth for tests and the laboratory."""
+    """What the engine did since it started. Truth for tests and the laboratory; tokens, seconds."""
 
     finished: int = 0
-    retractions: int = 0
-    retracted_prompt_tokens: int = 0
     aborted: int = 0
     refused_queue_full: int = 0
+    retractions: int = 0
     prompt_tokens: int = 0  # of requests started
     cached_tokens: int = 0  # of them, found in the cache
     generated_tokens: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    decode_steps: int = 0
+    prefill_tokens: int = 0  # computed in prefill, those of retracted requests again
+    wasted_tokens: int = 0  # KV computed, then thrown away by a retraction
     prefill_steps: int = 0
-    wasted_tokens: int = 0  # computed, then thrown away by a retraction
+    decode_steps: int = 0
+    peak_used: int = 0  # pool tokens, without unused cache
     peak_waiting: int = 0
+    peak_running: int = 0
     peak_activation_bytes: float = 0.0
     busy_s: float = 0.0
-    endings: dict[str, int] = field(default_factory=dict)

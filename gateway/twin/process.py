@@ -10,12 +10,11 @@ Pure like the engine: `now` is passed in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gateway.twin.engine import Engine
-from gateway.twin.jobs import Died, Event, Job
+from gateway.twin.jobs import Counters, Died, Event, Job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,15 +34,6 @@ class Life(StrEnum):
     GONE = "gone"  # refuses
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
-    """One crash, for the record."""
-
-    at: float
-    reason: str
-    in_flight: int
-
-
 class Process:
     """One server process: the engine of the day, and what became of those before it."""
 
@@ -61,9 +51,11 @@ class Process:
         self._pools = list(pools) or list(profile.pools_after_restart)
         self._starts = 0
         self.engine = Engine(profile, traits)
+        self.past: list[Counters] = []  # of the engines that died
         self.life = Life.READY
-        self.deaths: list[Death] = []
+        self.deaths: list[Died] = []
         self.terminating = False
+        self.leaked = 0  # refusals that 0.5.12 forgot to forget: a drain waits for them for ever
         self._frozen_at: float | None = None
         self._next: float | None = None  # when `life` changes
         self._leaving: float | None = None
@@ -117,7 +109,7 @@ class Process:
         events = [] if self.frozen and self.engine.dead is None else self.engine.advance(now)
         for event in events:
             if isinstance(event, Died):
-                self.deaths.append(Death(event.at, event.reason, self.engine.in_flight))
+                self.deaths.append(event)
                 self.life, self._next = Life.SILENT, event.at + SILENCE_S
         while self._next is not None and self._next <= now:
             self._turn(self._next)
@@ -134,6 +126,7 @@ class Process:
         else:
             pool = self._pools[self._starts % len(self._pools)] if self._pools else None
             self._starts += 1
+            self.past.append(self.engine.counters)
             self.engine = Engine(self.profile, self.traits, pool=pool)
             self._frozen_at = None
             self.life, self._next = Life.READY, None
@@ -141,7 +134,7 @@ class Process:
     def _drain(self, now: float) -> None:
         if not self.terminating or self.life is not Life.READY:
             return
-        if not self.engine.idle:
+        if self.leaked or not self.engine.idle:
             self._leaving = None
         elif self._leaving is None:
             self._leaving = now + EXIT_S

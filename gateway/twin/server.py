@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import deque
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from gateway.tasks import spawn
 from gateway.twin import faces, tokenizer
-from gateway.twin.jobs import Died, Finished, Job, Progress
+from gateway.twin.inbox import Inbox
+from gateway.twin.jobs import Died, Job
 from gateway.twin.process import Life, Process
-from gateway.twin.profiles import Profile, profile_named
+from gateway.twin.profiles import profile_named
 from gateway.twin.versions import traits_of
 
 if TYPE_CHECKING:
@@ -30,28 +30,10 @@ if TYPE_CHECKING:
     from gateway.twin.asks import Ask
     from gateway.twin.engine import Engine
     from gateway.twin.lengths import LengthSource
+    from gateway.twin.profiles import Profile
 
+ENDLESS = 1 << 30  # tokens a model wants to produce when it may not stop
 POLL_S = 4.0  # SGLANG_REQUEST_STATE_WAIT_TIMEOUT: how often a silent request looks for its client
-
-
-class Inbox:
-    """What the engine said about one request, in order, for the handler that serves it."""
-
-    def __init__(self) -> None:
-        self.events: deque[Progress | Finished] = deque()
-        self._news = asyncio.Event()
-
-    def put(self, event: Progress | Finished) -> None:
-        """Deliver one event."""
-        self.events.append(event)
-        self._news.set()
-
-    async def get(self) -> Progress | Finished:
-        """The next event. A request whose scheduler died waits here until its socket is cut."""
-        while not self.events:
-            self._news.clear()
-            await self._news.wait()
-        return self.events.popleft()
 
 
 class TwinServer:
@@ -88,11 +70,13 @@ class TwinServer:
         self._host = host
         self._port = port
         self._epoch = 0.0
+        self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._runner: web.AppRunner | None = None
         self._site: web.TCPSite | None = None
         self._life = Life.READY
         self._turning: asyncio.Task[None] | None = None
+        self._late: set[asyncio.Task[None]] = set()
 
     # ---- life
 
@@ -109,13 +93,15 @@ class TwinServer:
         await self._listen()
 
     async def stop(self) -> None:
-        """Cut every connection and stop listening."""
+        """Cut every connection and stop listening. The engine keeps its last state."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._turning is not None:
-            self._turning.cancel()
+            self._timer = None
+        self._stopped = True
+        for task in (*self._late, *filter(None, [self._turning])):
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._turning
+                await task
         self._cut()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -146,6 +132,21 @@ class TwinServer:
     def crashes(self) -> int:
         """How often the scheduler died."""
         return len(self.process.deaths)
+
+    @property
+    def retractions(self) -> int:
+        """Retractions by all the engines so far."""
+        return sum(each.retractions for each in (*self.process.past, self.engine.counters))
+
+    @property
+    def peak_used(self) -> int:
+        """Most pool tokens in use at once, over all the engines so far."""
+        return max(each.peak_used for each in (*self.process.past, self.engine.counters))
+
+    @property
+    def peak_waiting(self) -> int:
+        """Longest queue inside the engine so far, requests."""
+        return max(each.peak_waiting for each in (*self.process.past, self.engine.counters))
 
     def now(self) -> float:
         """Engine seconds since the start."""
@@ -190,8 +191,10 @@ class TwinServer:
             if want is None:
                 want = self._lengths(self._random, prompt)
             if sequence.ignore_eos:
-                want = 1 << 30
+                want = ENDLESS
             self.inboxes[sequence.rid] = inbox
+            if sequence.rid.startswith("HEALTH_CHECK") and not self.engine.idle:
+                continue  # SGLang takes it for its own probe and swallows it: no answer ever
             self.process.submit(
                 Job(
                     rid=sequence.rid,
@@ -227,13 +230,18 @@ class TwinServer:
             await self.sleep(POLL_S - waited % POLL_S)
             self.abort(rid)
 
+        if ask.stream and len(ask.sequences) > 1 and not self.traits.aborts_streamed_n:
+            return  # the rids were made anew, nobody knows them: it runs to its end
         if flowing:
             self.abort(rid)
         else:
-            spawn(later(), f"twin-abort-{rid[:8]}")
+            self._late.add(task := spawn(later(), "twin-abort"))
+            task.add_done_callback(self._late.discard)
 
     def pump(self) -> None:
         """Play the process up to now, deliver its events, follow its life, set the timer."""
+        if self._stopped:
+            return
         now = self.now()
         for event in self.process.advance(now):
             if isinstance(event, Died):

@@ -19,7 +19,8 @@ class Snapshot:
     used: int = 0
     total: int = 0  # used plus what the queue still has to prefill
     evictable: int = 0
-    throughput: float = 0.0  # generated tokens/s since the last one
+    generated: int = 0  # tokens since the start
+    throughput: float = 0.0  # generated tokens/s since the gauges last moved
     ratio: float = 0.0
     hit_rate: float = 0.0
     retracted: int = 0

@@ -15,8 +15,12 @@ class Traits:
 
     version: str
     charges_page: bool  # 0.5.12: admission adds one page a request
-    clips_to_pool: bool  # 0.5.12: the cap is clipped to pool - prompt - page - 1, not only to length
-    last_request_aborts: bool  # 0.5.12: one request alone too large is aborted; before: assert, death
+    clips_to_pool: (
+        bool  # 0.5.12: the cap is clipped to pool - prompt - page - 1, not only to length
+    )
+    last_request_aborts: (
+        bool  # 0.5.12: one request alone too large is aborted; before: assert, death
+    )
     total_may_equal_context: bool  # 0.5.12: prompt + cap == context is accepted
     headers_with_first_token: bool  # 0.5.12: a stream's headers wait for its first event
     max_completion_tokens_wins: bool  # 0.5.12: over max_tokens; before, the reverse
@@ -27,6 +31,7 @@ class Traits:
     has_get_load: bool  # gone in 0.5.23
     tokenizes_messages: bool  # 0.5.12: /tokenize takes messages
     empty_rid_aborts_all: bool  # until 0.5.12
+    leaks_refusals: bool  # 0.5.12: a refusal for length leaks a request, SIGTERM drains for ever
     newest_bodies: bool  # 0.5.23: weight_versions, completion_tokens_details, no null tool_calls
     mid_chunk_abort: bool  # 0.5.17: an abort stops the remaining chunks of a long prompt
 
@@ -58,6 +63,7 @@ def traits_of(version: str) -> Traits:
         has_get_load=not from_23,
         tokenizes_messages=from_12,
         empty_rid_aborts_all=not from_17,
+        leaks_refusals=from_12 and not from_17,
         newest_bodies=from_23,
         mid_chunk_abort=from_17,
     )

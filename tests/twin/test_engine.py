@@ -172,7 +172,9 @@ def test_a_prompt_over_the_pool_is_refused_late():
     events = drain(machine)
     end = ends(events)["big"]
     assert end.status == 400
-    assert "Input length (3000 tokens) exceeds the maximum allowed length (2042 tokens)" in end.message
+    assert (
+        "Input length (3000 tokens) exceeds the maximum allowed length (2042 tokens)" in end.message
+    )
     assert end.at > ends(events)["first"].at
 
 
@@ -320,8 +322,6 @@ def test_a_dead_engine_takes_nothing():
 def test_the_same_input_gives_the_same_events():
     def story():
         jobs = [Job(f"g{index}", 40 + 7 * index, 300 - index, 280) for index in range(15)]
-        return [
-            (event.rid, event.at, event.out) for event in run(engine(TINY_CPU), jobs)
-        ]
+        return [(event.rid, event.at, event.out) for event in run(engine(TINY_CPU), jobs)]
 
     assert story() == story()

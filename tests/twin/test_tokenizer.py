@@ -43,6 +43,9 @@ def test_a_chat_counts_its_template_tools_and_images():
     assert 100 < bare < 112
     tool = {"type": "function", "function": {"name": "f", "parameters": {"a": "b" * 400}}}
     assert tokenizer.count(tokenizer.render(messages, [tool])) > bare + 100
-    picture = [{"type": "text", "text": "x" * 400}, {"type": "image_url", "image_url": {"url": "u"}}]
+    picture = [
+        {"type": "text", "text": "x" * 400},
+        {"type": "image_url", "image_url": {"url": "u"}},
+    ]
     seen = tokenizer.count(tokenizer.render([{"role": "user", "content": picture}]))
     assert seen == bare + 256

@@ -291,6 +291,16 @@ def test_an_abandoned_request_holds_until_confirmed_or_its_grace_ended(confirmed
     assert desk.at_rest()
 
 
+def test_the_grace_of_an_earlier_life_does_not_end_a_later_one() -> None:
+    desk = Desk(gpu0=SMALL)
+    desk.ask("r")
+    desk.take(desk.core.abandon(rid("r"), Outcome.CANCELLED, desk.now, 4.0))
+    desk.take(desk.core.confirm(rid("r"), desk.now))
+    desk.ask("r")
+    desk.wait(5.0)
+    assert desk.kv() == 21
+
+
 def test_when_a_server_dies_its_reservations_go_and_its_requests_end_once() -> None:
     desk = Desk(gpu0=SMALL)
     desk.ask("one", 398, 1)
@@ -304,6 +314,7 @@ def test_when_a_server_dies_its_reservations_go_and_its_requests_end_once() -> N
         ("two", Release.VOIDED),
     ]
     assert desk.kv() == 0
+    assert not desk.core.books.knows(rid("two")), "it had ended: nobody will ask for it again"
     assert "next" in desk.waiting, "nothing starts on a closed pool"
     got = desk.take(desk.core.settle(rid("one"), Outcome.FAILED, desk.now))
     assert got == [Ended(rid("one"), Outcome.FAILED)]
@@ -336,6 +347,7 @@ def test_a_request_the_engine_pushed_back_keeps_its_place() -> None:
     desk.take(desk.core.requeue(rid("first"), desk.now, 2.0))
     assert desk.released == [("first", Release.REQUEUED)]
     assert desk.waiting == ["first", "second", "third"]
+    assert desk.core.next_wakeup() == 3.0
     desk.wait(1.9)
     assert desk.running == {}, "told to be full, nothing starts there for a while"
     desk.wait(0.1)

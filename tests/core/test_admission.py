@@ -368,6 +368,16 @@ def test_pushing_back_for_ever_ends_at_the_patience_of_the_first_arrival() -> No
     assert desk.at_rest()
 
 
+def test_a_push_back_is_judged_by_the_limits_of_now() -> None:
+    desk = Desk(gpu0=SMALL)
+    desk.ask("r", 798, 1)
+    desk.pool("gpu0", PoolLimits(kv_tokens=500))
+    desk.take(desk.core.requeue(rid("r"), desk.now, 1.0))
+    assert desk.refused["r"].code is Code.CONTEXT_LENGTH_EXCEEDED
+    desk.wait(1.0)
+    assert desk.at_rest()
+
+
 # ---- limits that change ------------------------------------------------------------------------
 
 

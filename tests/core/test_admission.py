@@ -566,3 +566,13 @@ def test_a_grant_is_in_the_ledger_before_it_is_told() -> None:
     assert isinstance(granted, Granted)
     hold = desk.core.books.pools[GPU0].ledger.holds[rid("r")]
     assert hold.demand is granted.grant.demand
+
+
+def test_a_quota_caps_a_single_request_and_refuses_what_it_can_never_hold() -> None:
+    rule = ClientRule("a", max_held_tokens=600)
+    desk = Desk(gpu0=SMALL)
+    desk.ask("fits", 100, 32_000, client=rule)
+    assert desk.running["fits"].demand.kv == 600
+    desk.ask("never", 700, 100, client=rule)
+    assert desk.refused["never"].code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert "client's share of the KV pool" in desk.refused["never"].message

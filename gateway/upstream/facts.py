@@ -46,20 +46,29 @@ class Facts:
 
     def absorb(self, dialect: Dialect, document: object, *, streamed: bool) -> None:
         """Take in one parsed event or one whole reply (a batch on /generate is a list)."""
-        items = document if isinstance(document, list) else [document]
-        for position, item in enumerate(items):
-            if not isinstance(item, dict):
-                continue
-            if (error := error_in(item)) is not None:
-                self.error = error
-            if dialect == "generate":
-                self._absorb_generated(item, position)
-            else:
-                self._absorb_choices(item.get("choices"), streamed=streamed)
-                self._absorb_usage(item.get("usage"))
+        if isinstance(document, dict):
+            self._absorb_one(dialect, document, 0, streamed=streamed)
+        elif isinstance(document, list):
+            for position, item in enumerate(document):
+                if isinstance(item, dict):
+                    self._absorb_one(dialect, item, position, streamed=streamed)
 
-    def _absorb_choices(self, choices: object, *, streamed: bool) -> None:
-        for choice in choices if isinstance(choices, list) else ():
+    def _absorb_one(
+        self, dialect: Dialect, item: dict[str, Any], position: int, *, streamed: bool
+    ) -> None:
+        if ("error" in item or dialect == "generate") and (error := error_in(item)) is not None:
+            self.error = error
+        if dialect == "generate":
+            self._absorb_generated(item, position)
+            return
+        choices, usage = item.get("choices"), item.get("usage")
+        if isinstance(choices, list):
+            self._absorb_choices(choices, streamed=streamed)
+        if isinstance(usage, dict):
+            self._absorb_usage(usage)
+
+    def _absorb_choices(self, choices: list[Any], *, streamed: bool) -> None:
+        for choice in choices:
             if not isinstance(choice, dict):
                 continue
             reason = choice.get("finish_reason")
@@ -68,9 +77,7 @@ class Facts:
             if streamed:
                 self.tokens += _bears_content(choice)
 
-    def _absorb_usage(self, usage: object) -> None:
-        if not isinstance(usage, dict):
-            return
+    def _absorb_usage(self, usage: dict[str, Any]) -> None:
         prompt = _count(usage.get("prompt_tokens"))
         completion = _count(usage.get("completion_tokens"))
         if not prompt and not completion:
@@ -165,7 +172,9 @@ def is_backpressure(error: dict[str, Any]) -> bool:
 def _bears_content(choice: dict[str, Any]) -> bool:
     delta = choice.get("delta")
     if isinstance(delta, dict):
-        return any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls"))
+        return bool(
+            delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls")
+        )
     return bool(choice.get("text"))
 
 

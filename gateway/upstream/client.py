@@ -61,19 +61,67 @@ class ClientStats:
 
 
 class Reply:
-    """An answer whose head is complete. Read it to the end or `close` it."""
+    """An answer on its way. Wait for its `head`, then read it to the end or `close` it.
 
-    __slots__ = ("_exchange", "_idle_timeout_s", "headers", "reason", "status")
+    A wait that is cancelled leaves the exchange as it was, so that whoever stops waiting for an
+    answer can still see its end.
+    """
 
-    def __init__(self, exchange: Exchange, idle_timeout_s: float | None) -> None:
-        self.status = exchange.status
-        self.reason = exchange.reason.decode("ascii", "replace")
-        self.headers = tuple(strip_hop_by_hop(exchange.headers))
+    __slots__ = ("_client", "_exchange", "_first_byte_s", "_idle_s", "_resend", "_sent_at")
+
+    def __init__(
+        self,
+        client: Client,
+        exchange: Exchange,
+        *,
+        sent_at: float,
+        first_byte_s: float | None,
+        idle_s: float | None,
+        resend: tuple[bytes, bytes, bool] | None,
+    ) -> None:
+        """`resend` is the request, where its connection had been used before."""
+        self._client = client
         self._exchange = exchange
-        self._idle_timeout_s = idle_timeout_s
+        self._sent_at = sent_at
+        self._first_byte_s = first_byte_s
+        self._idle_s = idle_s
+        self._resend = resend
 
     def __repr__(self) -> str:
         return f"<Reply {self.status} ended={self.ended}>"
+
+    @property
+    def status(self) -> int:
+        """The HTTP status; 0 before the head has come."""
+        return self._exchange.status
+
+    @property
+    def reason(self) -> str:
+        """The reason phrase."""
+        return self._exchange.reason.decode("ascii", "replace")
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The end-to-end headers."""
+        return strip_hop_by_hop(self._exchange.headers)
+
+    async def head(self) -> None:
+        """Wait until status and headers are there.
+
+        Raises:
+            UpstreamError: RESET, TRUNCATED, FIRST_BYTE_TIMEOUT or PROTOCOL; CONNECT where a kept
+                connection was found closed and no new one could be made.
+        """
+        try:
+            await self._exchange.head(self._first_byte_s)
+        except UpstreamError as error:
+            resend, self._resend = self._resend, None
+            raced = not error.answered and error.kind is Failure.RESET
+            late = asyncio.get_running_loop().time() - self._sent_at > _RACE_S
+            if resend is None or not raced or late or self._client.closed:
+                raise
+            self._exchange = await self._client.again(*resend)
+            await self._exchange.head(self._first_byte_s)
 
     @property
     def ended(self) -> bool:
@@ -94,7 +142,7 @@ class Reply:
             UpstreamError: TRUNCATED, RESET, IDLE_TIMEOUT or PROTOCOL, after all bytes that
                 came before the failure have been read.
         """
-        return await self._exchange.read(self._idle_timeout_s)
+        return await self._exchange.read(self._idle_s)
 
     def read_nowait(self) -> bytes | None:
         """Like `read`, but None where it would have to wait."""
@@ -119,6 +167,7 @@ class Reply:
 
     def close(self) -> None:
         """Drop the connection now, unless the body has ended. Idempotent; never blocks."""
+        self._resend = None  # a connection dropped on purpose has not lost a race
         self._exchange.close()
 
 
@@ -165,6 +214,53 @@ class Client:
             len(self._open), len(self._idle), self._created, self._reused, self._retries
         )
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called: no request can be sent any more."""
+        return self._closed
+
+    async def send(
+        self,
+        method: str,
+        target: str,
+        headers: Iterable[tuple[str, str]],
+        body: bytes = b"",
+        *,
+        first_byte_timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
+    ) -> Reply:
+        """Send a request and return its reply at once; `Reply.head` waits for the answer.
+
+        `first_byte_timeout_s` runs from there to the complete head, `idle_timeout_s` between two
+        reads of the body.
+
+        Raises:
+            UpstreamError: CONNECT; nothing has been sent then.
+            ValueError: method, target or a header cannot be written on the wire.
+        """
+        head = self._head(method, target, headers, len(body))
+        without_body = method == "HEAD"
+        connection = self._take_idle()
+        kept = connection is not None
+        if connection is None:
+            connection = await self._connect(sent=False)
+        else:
+            self._reused += 1
+        return Reply(
+            self,
+            connection.start(head, body, without_body=without_body),
+            sent_at=connection.sent_at,
+            first_byte_s=first_byte_timeout_s,
+            idle_s=idle_timeout_s,
+            resend=(head, body, without_body) if kept else None,
+        )
+
+    async def again(self, head: bytes, body: bytes, without_body: bool) -> Exchange:  # noqa: FBT001
+        """For `Reply`: the same request once more, on a connection of its own."""
+        self._retries += 1
+        connection = await self._connect(sent=True)
+        return connection.start(head, body, without_body=without_body)
+
     async def request(
         self,
         method: str,
@@ -177,35 +273,26 @@ class Client:
     ) -> Reply:
         """Send a request and return once the response head is complete.
 
-        `first_byte_timeout_s` runs from the write to the complete head, `idle_timeout_s`
-        between two reads of the body. Cancellation drops the connection.
+        Whatever ends the wait otherwise, cancellation included, drops the connection.
 
         Raises:
             UpstreamError: see `Failure`.
             ValueError: method, target or a header cannot be written on the wire.
         """
-        head = self._head(method, target, headers, len(body))
-        resend = False
-        connection = self._take_idle()
-        if connection is None:
-            connection = await self._connect(sent=False)
-        else:
-            self._reused += 1
-            resend = True
-        without_body = method == "HEAD"
-        exchange = connection.start(head, body, without_body=without_body)
+        reply = await self.send(
+            method,
+            target,
+            headers,
+            body,
+            first_byte_timeout_s=first_byte_timeout_s,
+            idle_timeout_s=idle_timeout_s,
+        )
         try:
-            await exchange.head(first_byte_timeout_s)
-        except UpstreamError as error:
-            raced = not error.answered and error.kind is Failure.RESET
-            late = connection.loop.time() - connection.sent_at > _RACE_S
-            if not (resend and raced) or late or self._closed:
-                raise
-            self._retries += 1
-            connection = await self._connect(sent=True)
-            exchange = connection.start(head, body, without_body=without_body)
-            await exchange.head(first_byte_timeout_s)
-        return Reply(exchange, idle_timeout_s)
+            await reply.head()
+        except BaseException:
+            reply.close()
+            raise
+        return reply
 
     async def get_json(
         self,

@@ -6,12 +6,13 @@ has arrived the connection is free for the next request, however slow the reader
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from gateway.upstream.errors import Failure, UpstreamError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from gateway.upstream.connection import Connection
 
 
@@ -124,9 +125,7 @@ class Exchange:
             connection.watch(timeout_s)
         try:
             await self._waiter
-        except asyncio.CancelledError:
-            self.close()
-            raise
         finally:
+            # Whoever is cancelled here still holds the exchange: it may be read on, or closed.
             self._waiter = None
             connection.unwatch()

@@ -25,7 +25,7 @@ from enum import StrEnum
 
 import orjson
 
-from gateway.upstream.facts import Dialect, Facts, error_in, error_status, is_backpressure
+from gateway.upstream.answer import Dialect, Facts, error_in, error_status, is_backpressure
 
 EVENT_CAP = 64 * 1024
 """Bytes of one event. A chat event is 0.3 KiB; /generate repeats the whole text in each and

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.tasks import spawn
-from gateway.upstream.client import Client, strip_hop_by_hop
+from gateway.upstream.client import Client, Reply, strip_hop_by_hop
 from gateway.upstream.errors import Failure, UpstreamError
 from tests.upstream.engine import (
     OK,
@@ -149,12 +149,12 @@ async def test_head_is_given() -> None:
         it.scripts.append(replying(head + b"Keep-Alive: timeout=5\r\n\r\n"))
         reply = await client.request("GET", "/", [])
         assert (reply.status, reply.reason, reply.ended) == (429, "Too Many", True)
-        assert reply.headers == (
+        assert reply.headers == [
             ("A", "1"),
             ("Set-Cookie", "x"),
             ("Set-Cookie", "y"),
             ("Content-Length", "0"),
-        )
+        ]
         assert await reply.read() == b""
 
 
@@ -522,24 +522,62 @@ async def test_close_after_the_end_leaves_the_next_user_alone() -> None:
         assert client.stats.created == 1
 
 
-@pytest.mark.parametrize("parts", [(), (STREAMED + chunk(b"abc"),)])
-async def test_cancelling_drops_the_connection(parts: tuple[bytes, ...]) -> None:
-    async def use(client: Client) -> None:
-        reply = await client.request("GET", "/", [])
-        while await reply.read():
-            pass
-
+async def test_a_cancelled_request_drops_the_connection() -> None:
     async with pair() as (client, it):
-        it.scripts.append(replying(*parts))
-        task = spawn(use(client), "use")
+        it.scripts.append(replying())
+        task = spawn(client.request("GET", "/", []), "request")
         while not it.peers or not it.peers[0].requests:
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await it.peers[0].gone.wait()
-        while client.stats.open:
+
+
+async def test_a_cancelled_wait_can_be_taken_up_again() -> None:
+    async with pair() as (client, it):
+        it.scripts.append(replying())
+        reply = await client.send("GET", "/", [])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await reply.head()
+        await it.peers[0].send(STREAMED + chunk(b"abc"))
+        await reply.head()
+        assert await reply.read() == b"abc"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await reply.read()
+        await it.peers[0].send(chunk(b"def") + LAST)
+        assert await reply.read_all(3) == b"def"
+        assert client.stats.idle == 1
+
+
+async def test_what_was_dropped_on_purpose_is_not_sent_again() -> None:
+    async def answer_once(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.eof()
+
+    async with pair() as (client, it):
+        for leave in ("reply", "client"):
+            it.scripts.append(answer_once)
+            await post(client)
+            reply = await client.send("POST", "/", [])
+            task = spawn(_head(reply), leave)
             await asyncio.sleep(0)
+            if leave == "reply":
+                reply.close()
+            else:
+                await client.close()
+            with pytest.raises(UpstreamError) as caught:
+                await task
+            assert caught.value.kind is Failure.RESET
+        assert (client.stats.retries, client.stats.created) == (0, 2)
+
+
+async def _head(reply: Reply) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await reply.head()
 
 
 async def test_cancelling_at_any_step_leaks_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.facts import reply_facts
+from gateway.upstream.answer import reply_facts
 from gateway.upstream.sse import EVENT_CAP, HOLD_CAP, SseTap, Verdict, peek
 
 HEAD = b'{"id":"a1","object":"chat.completion.chunk","created":1,"model":"tiny","choices":'

@@ -627,7 +627,7 @@ async def test_reading_does_not_split() -> None:
     async with pair() as (client, it):
         it.scripts.append(replying(STREAMED + chunk(b"abc") + chunk(b"def"), LAST))
         reply = await client.request("GET", "/", [])
-        assert await reply.read() == b"abcdef"
+        assert (await reply.read(), reply.unread) == (b"abcdef", 0)
         assert await reply.read() == b""
         assert reply.read_nowait() == b""
 

@@ -1,5 +1,7 @@
 """What the scheduler does, rule by rule."""
 
+import itertools
+
 import pytest
 
 from gateway.twin.budget import Budget, NewTokenRatio
@@ -199,7 +201,7 @@ def test_a_long_prompt_goes_in_chunks_and_decode_waits():
     machine.submit(Job("long", 1024, 5, 5), 0.21)
     events = drain(machine)
     times = [event.at for event in (*before, *events) if event.rid == "talk"]
-    gap = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    gap = max(later - earlier for earlier, later in itertools.pairwise(times))
     assert gap > 4 * 256 / 4600  # four chunks of 256 tokens stand between two of its tokens
 
 

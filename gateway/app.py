@@ -39,6 +39,10 @@ HEAD_BYTES = 16 * 1024
 """Longest request line and longest header: agents send 2 KB of beta flags."""
 
 
+CUT_S = 1.0
+"""How long connections may take to end once draining is over and what is left is cancelled."""
+
+
 class App:
     """One gate, from its policy. `start`, then `stop`, each once; `run` does both."""
 
@@ -95,13 +99,15 @@ class App:
             max_field_size=HEAD_BYTES,
             lingering_time=0,
         )
-        data = web.ServerRunner(server, handle_signals=False)
-        control = web.AppRunner(self.control.app(), access_log=None, handle_signals=False)
+        data = web.ServerRunner(server, handle_signals=False, shutdown_timeout=CUT_S)
+        control = web.AppRunner(
+            self.control.app(), access_log=None, handle_signals=False, shutdown_timeout=CUT_S
+        )
         for runner, address in ((data, self.policy.listen), (control, self.policy.control)):
             self._runners.append(runner)
             await runner.setup()
             host, port = host_port(address)
-            await web.TCPSite(runner, host, port, shutdown_timeout=1.0, backlog=1024).start()
+            await web.TCPSite(runner, host, port, backlog=1024).start()
         self.listen_url, self.control_url = _url(data), _url(control)
         self.fleet.start()
         self.log.info(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -93,10 +93,8 @@ class Rig:
             yield Peer(reader, writer)
         finally:
             writer.close()
-            try:
+            with suppress(ConnectionError):
                 await writer.wait_closed()
-            except ConnectionError:
-                pass
 
     async def raw(self, data: bytes, within_s: float = 2.0) -> bytes:
         """Send bytes, return all that comes until the gate closes."""

@@ -8,6 +8,7 @@ record for each request, nothing logged as an error, and never more at the engin
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 from contextlib import asynccontextmanager, suppress
@@ -69,7 +70,7 @@ class Rig:
 
     async def post(self, path: str = CHAT, body: Any = None, **kwargs: Any) -> Got:
         """POST a JSON body (or bytes, as they are) and read the whole answer."""
-        data = body if isinstance(body, bytes) else json.dumps(body)
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         headers = {"content-type": "application/json", **kwargs.pop("headers", {})}
         url = self.app.listen_url + path
         async with self.http.post(url, data=data, headers=headers, **kwargs) as answer:
@@ -180,7 +181,8 @@ class Peer:
 
     async def head(self) -> tuple[int, dict[str, str]]:
         """Status and headers of the next answer."""
-        raw = await self.reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(5):
+            raw = await self.reader.readuntil(b"\r\n\r\n")
         first, *lines = raw.decode("latin-1").strip().split("\r\n")
         fields = dict(line.lower().split(": ", 1) for line in lines)
         return int(first.split()[1]), fields

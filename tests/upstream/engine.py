@@ -7,10 +7,13 @@ from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from gateway.upstream.client import Client
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\nhi"
+LAST = b"0\r\n\r\n"
 STREAMED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -122,3 +125,19 @@ async def engine() -> AsyncIterator[Engine]:
             peer.reset()
         await server.wait_closed()
     assert not it.failures
+
+
+@asynccontextmanager
+async def pair(**options: float) -> AsyncIterator[tuple[Client, Engine]]:
+    async with engine() as it:
+        client = Client(it.url, **options)  # type: ignore[arg-type]
+        try:
+            yield client, it
+        finally:
+            await client.close()
+            assert (client.stats.open, client.stats.idle) == (0, 0)
+
+
+async def post(client: Client, body: bytes = b"{}") -> bytes:
+    reply = await client.request("POST", "/x", [], body)
+    return await reply.read_all(1 << 20)

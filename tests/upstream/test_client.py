@@ -197,24 +197,3 @@ async def test_closing_the_client_ends_what_is_under_way() -> None:
         assert caught.value.kind is Failure.RESET
         with pytest.raises(RuntimeError, match="closed"):
             await post(client)
-
-
-async def test_get_json() -> None:
-    def answer(status: bytes, body: bytes) -> bytes:
-        return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
-
-    async def get(*parts: bytes, timeout_s: float = 5) -> object:
-        async with pair() as (client, it):
-            it.scripts.append(replying(*parts))
-            return await client.get_json("/x", timeout_s=timeout_s)
-
-    assert await get(answer(b"200 OK", b'{"a":[1]}')) == {"a": [1]}
-    for parts, timeout_s, kind in (
-        ((answer(b"500 No", b"{}"),), 5, Failure.PROTOCOL),
-        ((answer(b"200 OK", b"{"),), 5, Failure.PROTOCOL),
-        ((), 0.05, Failure.FIRST_BYTE_TIMEOUT),
-        ((STREAMED,), 0.05, Failure.IDLE_TIMEOUT),
-    ):
-        with pytest.raises(UpstreamError) as caught:
-            await get(*parts, timeout_s=timeout_s)
-        assert caught.value.kind is kind

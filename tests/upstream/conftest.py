@@ -13,15 +13,6 @@ if TYPE_CHECKING:
     import pytest
 
 
-def pytest_configure() -> None:
-    """Say that there is no current loop.
-
-    The looptime plugin asks for it before each synchronous test as well; unless it has been
-    set, asyncio then makes one that nobody closes, and some later test fails with the warning.
-    """
-    asyncio.set_event_loop(None)
-
-
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -18,6 +18,7 @@ from gateway.core.model import Ask, Code, Outcome, Refusal, Ticket
 from gateway.edge import body as bodies
 from gateway.edge import replies, routes
 from gateway.edge.dialects import Intent, Invalid
+from gateway.edge.open_door import pass_on
 from gateway.edge.reaper import Running
 from gateway.edge.relay import BrokenAnswer, Relay, begin
 from gateway.edge.trip import Trip
@@ -125,6 +126,12 @@ class DataPlane:
     async def _admitted(self, trip: Trip, dialect: Dialect) -> web.StreamResponse:
         rule = self._who(trip)
         data = await bodies.read(trip.request, self._policy.limits.body_bytes)
+        if self._policy.admission == "off":
+            trip.record.client = rule.name
+            backend = self._fleet.least_busy()
+            if backend is None:
+                raise Shed(_nobody(list(self._fleet)), None)
+            return await pass_on(trip, dialect, data, backend, self._policy.limits)
         body = bodies.parse(data)
         intent = self._intent(dialect, body)
         backends = self._fleet.for_model(intent.model)
@@ -169,6 +176,10 @@ class DataPlane:
                     idle_timeout_s=self._policy.limits.idle_s,
                 )
                 first = await begin(running.reply, streamed=work.intent.stream)
+            except ValueError as error:
+                self._over(trip, lease, Outcome.FAILED)
+                msg = f"the request cannot be passed on: {error}"
+                raise Invalid(msg) from None
             except UpstreamError as error:
                 if not error.sent or error.kind in BROKEN:
                     backend.suspect(str(error))

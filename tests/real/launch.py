@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import MutableSequence
 
 ABSENT = ("sgl_kernel", "torchvision")
 
@@ -52,14 +52,15 @@ class Unusable(type):
         return Unusable(f"{cls.__name__}.{name}", (), {})
 
     def __call__(cls, *_args: object, **_kwargs: object) -> NoReturn:
-        raise RuntimeError(f"{cls.__name__} was called, but its package is absent on this CPU")
+        msg = f"{cls.__name__} was called, but its package is absent on this CPU"
+        raise RuntimeError(msg)
 
 
 class AbsentModule(ModuleType):
     """A package without content, in which every name can be imported."""
 
     __version__ = "0.0.0"
-    __path__: Sequence[str] = ()
+    __path__: MutableSequence[str] = []  # noqa: RUF012 (nothing is ever found in it)
 
     def __getattr__(self, name: str) -> Unusable:
         if name.startswith("__"):
@@ -92,7 +93,8 @@ def mock_triton() -> None:
     source = Path(package.submodule_search_locations[0]) / "_triton_stub.py"
     spec = importlib.util.spec_from_file_location("sglang_triton_mock", source)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"{source} cannot be loaded")
+        msg = f"{source} cannot be loaded"
+        raise SystemExit(msg)
     mock = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(mock)
     mock.install()

@@ -11,12 +11,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
+
+import pytest
 
 from tests.real.load import chat_body, chats, streaming, until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tests.real.conftest import Note
     from tests.real.engine import Engine
     from tests.real.gateproc import Gate
@@ -39,7 +45,7 @@ class Client:
         self._writer = writer
 
     @classmethod
-    async def send(cls, base: str, body: dict[str, Any]) -> Self:
+    async def connect(cls, base: str, body: dict[str, Any]) -> Self:
         address = urlsplit(base)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         content = json.dumps(body).encode()
@@ -54,6 +60,22 @@ class Client:
     async def die(self) -> None:
         self._writer.close()
         await self._writer.wait_closed()
+
+
+Send = Callable[[dict[str, Any]], Awaitable[Client]]
+
+
+@pytest.fixture
+async def send(gate: Gate) -> AsyncIterator[Send]:
+    """Send a chat request to the gate as a client of its own; what is left of them dies at the end."""
+    async with AsyncExitStack() as clients:
+
+        async def sender(body: dict[str, Any]) -> Client:
+            client = await Client.connect(gate.url, body)
+            clients.push_async_callback(client.die)
+            return client
+
+        yield sender
 
 
 async def freed(engine: Engine, gate: Gate, within_s: float) -> tuple[float, float]:
@@ -75,10 +97,12 @@ def queued(gate: Gate) -> int:
     return int(gate.status()["queue"]["requests"])
 
 
-async def test_while_queued_at_the_gate(engine: Engine, gate: Gate, report: Note) -> None:
-    holder = await Client.send(gate.url, streaming(chat_body(560, seed=1, **LONG)))
+async def test_while_queued_at_the_gate(
+    engine: Engine, gate: Gate, send: Send, report: Note
+) -> None:
+    holder = await send(streaming(chat_body(560, seed=1, **LONG)))
     await until(lambda: running(engine) == 1, 10, "the first request runs")
-    waiting = await Client.send(gate.url, streaming(chat_body(560, seed=2, **LONG)))
+    waiting = await send(streaming(chat_body(560, seed=2, **LONG)))
     await until(lambda: queued(gate) == 1, 5, "the second waits at the gate")
     held = gate.reserved()
 
@@ -94,11 +118,11 @@ async def test_while_queued_at_the_gate(engine: Engine, gate: Gate, report: Note
     report(f"client killed while queued: out of the queue after {took:.2f} s")
 
 
-async def test_while_prefilling(engine: Engine, gate: Gate, report: Note) -> None:
+async def test_while_prefilling(engine: Engine, gate: Gate, send: Send, report: Note) -> None:
     # A frozen scheduler holds the request between dispatch and first token as long as we like.
     engine.freeze()
     try:
-        client = await Client.send(gate.url, streaming(chat_body(560, seed=3, **LONG)))
+        client = await send(streaming(chat_body(560, seed=3, **LONG)))
         await until(lambda: gate.reserved() > 560, 5, "the request is dispatched")
         await client.die()
     finally:
@@ -107,8 +131,8 @@ async def test_while_prefilling(engine: Engine, gate: Gate, report: Note) -> Non
     report(f"client killed in prefill: engine free {engine_s:.2f} s, ledger zero {gate_s:.2f} s")
 
 
-async def test_while_streaming(engine: Engine, gate: Gate, report: Note) -> None:
-    client = await Client.send(gate.url, streaming(chat_body(560, seed=4, **LONG)))
+async def test_while_streaming(engine: Engine, gate: Gate, send: Send, report: Note) -> None:
+    client = await send(streaming(chat_body(560, seed=4, **LONG)))
     for _ in range(5):
         await client.reader.readuntil(b"\n\n")
     assert gate.reserved() > 560
@@ -118,8 +142,10 @@ async def test_while_streaming(engine: Engine, gate: Gate, report: Note) -> None
     report(f"client killed mid-stream: engine free {engine_s:.2f} s, ledger zero {gate_s:.2f} s")
 
 
-async def test_while_an_unstreamed_answer_is_made(engine: Engine, gate: Gate, report: Note) -> None:
-    client = await Client.send(gate.url, chat_body(560, seed=5, **LONG))
+async def test_while_an_unstreamed_answer_is_made(
+    engine: Engine, gate: Gate, send: Send, report: Note
+) -> None:
+    client = await send(chat_body(560, seed=5, **LONG))
     await until(lambda: running(engine) == 1, 10, "the request runs")
     await client.die()
     engine_s, gate_s = await freed(engine, gate, WHOLE_S)
@@ -128,24 +154,25 @@ async def test_while_an_unstreamed_answer_is_made(engine: Engine, gate: Gate, re
     report(f"client killed, not streamed: engine free {engine_s:.2f} s, ledger zero {gate_s:.2f} s")
 
 
-async def test_n_answers_at_once(engine: Engine, gate: Gate, report: Note) -> None:
+async def test_n_answers_at_once(engine: Engine, gate: Gate, send: Send, report: Note) -> None:
     """All sequences of one request end with it."""
-    client = await Client.send(gate.url, streaming(chat_body(100, seed=6, max_tokens=500, n=3)))
+    client = await send(streaming(chat_body(100, seed=6, max_tokens=500, n=3)))
     await until(lambda: running(engine) == 3, 10, "three sequences run")
     await client.die()
     engine_s, gate_s = await freed(engine, gate, STREAMED_S)
     report(f"client killed, n=3: engine free {engine_s:.2f} s, ledger zero {gate_s:.2f} s")
 
 
-async def test_others_do_not_notice(engine: Engine, gate: Gate) -> None:
+async def test_others_do_not_notice(engine: Engine, gate: Gate, send: Send) -> None:
     """The abort of one request must not hit another (SGLang matches request ids by prefix)."""
-    doomed = await Client.send(gate.url, streaming(chat_body(100, seed=7, max_tokens=700)))
+    doomed = await send(streaming(chat_body(100, seed=7, max_tokens=700)))
     await until(lambda: running(engine) == 1, 10, "the first request runs")
     body = streaming(chat_body(100, seed=8, max_tokens=300))
-    survivor = asyncio.create_task(chats(gate.url, [body]))
-    await until(lambda: running(engine) == 2, 10, "both run")
-    await doomed.die()
-    (reply,) = await survivor
+    async with asyncio.TaskGroup() as tasks:
+        survivor = tasks.create_task(chats(gate.url, [body]))
+        await until(lambda: running(engine) == 2, 10, "both run")
+        await doomed.die()
+    (reply,) = survivor.result()
     assert reply.complete
     assert reply.usage["completion_tokens"] == 300
     await freed(engine, gate, STREAMED_S)

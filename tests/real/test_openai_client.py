@@ -203,10 +203,14 @@ async def test_a_full_queue_is_a_rate_limit_honoured(
     """429 with Retry-After; the client's own retries then carry the request through."""
     gate = make_gate(engine, {"queue": {"max_requests": 1}})
     long = chat_body(100, seed=1, max_tokens=1400)
-    async with connect(gate) as hasty, connect(gate, max_retries=6) as patient:
-        holder = asyncio.create_task(hasty.chat.completions.create(**long))
+    async with (
+        connect(gate) as hasty,
+        connect(gate, max_retries=6) as patient,
+        asyncio.TaskGroup() as tasks,
+    ):
+        holder = tasks.create_task(hasty.chat.completions.create(**long))
         await until(lambda: gate.reserved() > 0, 5, "one request holds the pool")
-        second = asyncio.create_task(hasty.chat.completions.create(**long | {"max_tokens": 600}))
+        second = tasks.create_task(hasty.chat.completions.create(**long | {"max_tokens": 600}))
         await until(lambda: gate.status()["queue"]["requests"] == 1, 5, "one waits")
 
         third = chat_body(100, seed=3, max_tokens=600)
@@ -224,8 +228,8 @@ async def test_a_full_queue_is_a_rate_limit_honoured(
         usage = raw.parse().usage
         assert usage is not None
         assert usage.completion_tokens == 600
-        for answer in await asyncio.gather(holder, second):
-            assert answer.choices[0].finish_reason == "length"
+    for task in (holder, second):
+        assert task.result().choices[0].finish_reason == "length"
     report(
         f"queue full: 429, retry-after {wait_s} s; the openai client got its answer after "
         f"{took:.1f} s and {raw.retries_taken} retries"

@@ -36,11 +36,12 @@ async def test_a_crash_and_a_smaller_pool(
     # Two in flight when it dies: one whose stream is cut, one of which nothing was sent yet.
     cut = streaming(chat_body(560, seed=1, max_tokens=700))
     whole = chat_body(100, seed=2, max_tokens=300)
-    in_flight = asyncio.create_task(chats(gate.url, [cut, whole]))
-    await until(lambda: engine.loads()["num_running_reqs"] == 2, 10, "both run")
-    killed = time.monotonic()
-    engine.kill_scheduler()
-    stream, unsent = await in_flight
+    async with asyncio.TaskGroup() as tasks:
+        in_flight = tasks.create_task(chats(gate.url, [cut, whole]))
+        await until(lambda: engine.loads()["num_running_reqs"] == 2, 10, "both run")
+        killed = time.monotonic()
+        engine.kill_scheduler()
+    stream, unsent = in_flight.result()
     noticed_s = time.monotonic() - killed
 
     assert stream.status == 200

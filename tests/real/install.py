@@ -106,7 +106,7 @@ def model_dir() -> Path:
 
 def missing() -> str | None:
     """Why the install cannot be used, in one sentence; None when it is whole and current."""
-    for part, stamp in (("venv", _venv_stamp()), ("model", _model_stamp())):
+    for part, stamp in (("model", _model_stamp()), ("venv", _venv_stamp())):
         if not _is_current(real_dir() / part, stamp):
             return (
                 f"no current SGLang install in {real_dir()} ({part} is missing or outdated): "
@@ -121,8 +121,8 @@ def main() -> int:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root):
-            _ensure(root / "venv", _venv_stamp(), _build_venv)
             _ensure(root / "model", _model_stamp(), _build_model)
+            _ensure(root / "venv", _venv_stamp(), _build_venv)
     except InstallError as error:
         print(f"tests.real.install: {error}", file=sys.stderr)
         return 1

@@ -1,0 +1,213 @@
+"""Counts the prompt tokens of a request: exactly where it can, and never not at all.
+
+Three ways, best first. A local tokenizer renders and counts as the engine does (`local`). Failing
+that, the server's own /v1/tokenize is asked (`remote`): the engine's number, but it blocks the
+engine's HTTP loop for the length of the tokenisation, so only a few at a time, small ones, and not
+for long. Failing that, the bytes bound it (`bound`), scaled by what `usage` has taught (`meter`).
+Whatever goes wrong in a better way is counted and the next way answers: a client sees a number or,
+for a body without a prompt, a refusal, never an error of ours. Media are added at their own price.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter as Tally
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from gateway.tokens.bound import prompts_bound
+from gateway.tokens.images import MediaRules, media_tokens
+from gateway.tokens.meter import Correction, Meter
+from gateway.tokens.model import Accuracy, Counted, Kind, Method
+from gateway.tokens.request import Request, read
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from gateway.tokens.anthropic import Conversion
+
+REMOTE_SECONDS: Final = 2.0
+"""How long the engine's /v1/tokenize may take; it answers 100k tokens in about 0.5 s when idle."""
+REMOTE_BYTES: Final = 1 << 20
+"""Largest body asked about remotely: the engine tokenises on its HTTP loop, 0.3 s a MB."""
+REMOTE_AT_ONCE: Final = 2
+"""Questions in flight: more would queue on that same loop."""
+BOUND_INLINE: Final = 1 << 18
+"""Body bytes up to which the byte bound is taken on the loop: 1 ms at most, for non-ASCII text."""
+RECOVER: Final = 64
+"""Right answers in a row after which a counter that erred is called exact again."""
+
+
+class Unavailable(Exception):
+    """This way of counting cannot answer this request now; the reason is a metric label."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class LocalCount(Protocol):
+    """A tokenizer and template in this process."""
+
+    async def count(self, request: Request, body_bytes: int) -> tuple[int, ...]:
+        """Tokens of each prompt without media; Unavailable where it cannot say."""
+
+
+class Counter:
+    """The counter of one served model. Loop-confined, except where `local` goes off the loop."""
+
+    def __init__(
+        self,
+        *,
+        local: LocalCount | None = None,
+        remote: Callable[[dict[str, Any]], Awaitable[int]] | None = None,
+        conversion: Conversion | None = None,
+        media: MediaRules | None = None,
+        exact: bool = True,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """`exact` tells whether calibration believed `local`; `notes` is what people should read."""
+        self._local = local
+        self._remote = remote
+        self._conversion = conversion
+        self._media = media or MediaRules()
+        # A local estimate is close: believe that it is low, never that it is high.
+        self._corrections = {Method.ESTIMATE: Correction(floor=1.0), Method.BOUND: Correction()}
+        self._meter = Meter()
+        self._exact = exact
+        self._streak = 0  # local counts in a row that were the engine's own number
+        self._remote_slots = asyncio.Semaphore(REMOTE_AT_ONCE)
+        self._fallbacks: Tally[str] = Tally()
+        self._notes = notes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was found at start: where the tokenizer came from, what disagreed."""
+        return self._notes
+
+    @property
+    def fallbacks(self) -> Mapping[str, int]:
+        """How often a better way could not answer, by reason."""
+        return dict(self._fallbacks)
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """Our numbers against the engine's since start, and the correction now in force."""
+        if self._exact and (self._local or self._remote):
+            return self._meter.snapshot(None)
+        basis = Method.ESTIMATE if self._local else Method.BOUND
+        return self._meter.snapshot(self._corrections[basis])
+
+    async def count(self, kind: Kind, body: Mapping[str, Any], body_bytes: int) -> Counted:
+        """Tokens of each prompt in `body`, which was `body_bytes` long on the wire.
+
+        Raises CountRefused, and nothing else on any input, where the body has no prompt.
+        """
+        request = read(kind, body, self._conversion)
+        extra, images, media_exact = media_tokens(request, self._media)
+        basis, prompts = await self._best(request, body_bytes)
+        method, raw = basis, sum(prompts)
+        if basis is not Method.EXACT:
+            prompts = self._corrected(basis, prompts)
+            if basis is Method.BOUND and sum(prompts) < raw:
+                method = Method.ESTIMATE
+        elif not media_exact:
+            method = Method.BOUND
+        whole = tuple(tokens + extra.get(index, 0) for index, tokens in enumerate(prompts))
+        return Counted(whole, method, images, sum(extra.values()), raw, basis)
+
+    def observe(self, counted: Counted, prompt_tokens: int) -> int:
+        """Take the engine's `usage.prompt_tokens`, summed over the prompts.
+
+        Returns ours − engine's: negative is an under-count, to be alarmed. A count that was held
+        to be exact and is not makes this counter an estimating one until it has been right again
+        `RECOVER` times in a row.
+        """
+        error = self._meter.observe(counted.total, prompt_tokens)
+        if counted.media and counted.method is not Method.EXACT:
+            return error  # a ceiling says nothing about the text
+        actual = prompt_tokens - counted.media
+        if counted.basis is not Method.BOUND:
+            self._streak = self._streak + 1 if counted.raw == actual else 0
+            if self._streak == 0:
+                self._exact = False
+            elif self._streak >= RECOVER:
+                self._exact = True
+            self._corrections[Method.ESTIMATE].learn(counted.raw, actual)
+        else:
+            self._corrections[Method.BOUND].learn(counted.raw, actual)
+        return error
+
+    async def _best(self, request: Request, body_bytes: int) -> tuple[Method, tuple[int, ...]]:
+        """The best way that answers, and its numbers before correction and media."""
+        if all(isinstance(prompt, int) for prompt in request.prompts) and request.chat is None:
+            return Method.EXACT, tuple(int(prompt) for prompt in request.prompts)
+        method = Method.EXACT if self._exact else Method.ESTIMATE
+        try:
+            if self._local is not None:
+                return method, await self._local.count(request, body_bytes)
+        except Unavailable as why:
+            self._fallbacks[why.reason] += 1
+        except Exception:  # noqa: BLE001 - a client gets a number whatever broke in ours
+            self._fallbacks["local_error"] += 1
+        try:
+            if self._remote is not None:
+                return Method.EXACT, await self._ask(self._remote, request, body_bytes)
+        except Unavailable as why:
+            self._fallbacks[why.reason] += 1
+        except Exception:  # noqa: BLE001 - the server's answer may be anything
+            self._fallbacks["remote_error"] += 1
+        return Method.BOUND, await bounded(request, body_bytes)
+
+    async def _ask(
+        self,
+        remote: Callable[[dict[str, Any]], Awaitable[int]],
+        request: Request,
+        body_bytes: int,
+    ) -> tuple[int, ...]:
+        if body_bytes > REMOTE_BYTES:
+            raise Unavailable("remote_too_large")
+        if self._remote_slots.locked():
+            raise Unavailable("remote_busy")
+        async with self._remote_slots:
+            try:
+                async with asyncio.timeout(REMOTE_SECONDS):
+                    if request.chat is not None:
+                        return (await remote(tokenize_chat(request.chat)),)
+                    return tuple([await _ask_text(remote, prompt) for prompt in request.prompts])
+            except TimeoutError:
+                raise Unavailable("remote_timeout") from None
+
+    def _corrected(self, basis: Method, prompts: tuple[int, ...]) -> tuple[int, ...]:
+        """Each prompt moved by what was learned, but never above what its bytes allow."""
+        correction = self._corrections[basis]
+        moved = (correction.apply(tokens) for tokens in prompts)
+        if basis is Method.BOUND:
+            return tuple(min(new, old) for new, old in zip(moved, prompts, strict=True))
+        return tuple(moved)
+
+
+async def _ask_text(remote: Callable[[dict[str, Any]], Awaitable[int]], prompt: str | int) -> int:
+    return prompt if isinstance(prompt, int) else await remote({"prompt": prompt})
+
+
+# What /v1/tokenize takes of a chat (entrypoints/openai/protocol.py, 0.5.12 and later).
+_TOKENIZE_FIELDS: Final = (
+    "messages",
+    "tools",
+    "tool_choice",
+    "reasoning_effort",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
+
+
+def tokenize_chat(chat: Mapping[str, Any]) -> dict[str, Any]:
+    """The body that asks a server's /v1/tokenize for the length of `chat`."""
+    return {name: chat[name] for name in _TOKENIZE_FIELDS if name in chat}
+
+
+async def bounded(request: Request, body_bytes: int) -> tuple[int, ...]:
+    """The byte bound, off the loop where the body is large."""
+    if body_bytes <= BOUND_INLINE:
+        return prompts_bound(request)
+    return await asyncio.to_thread(prompts_bound, request)

@@ -1,0 +1,64 @@
+"""What a count is: the words that the rest of the gate uses about prompt tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """Whose shape a body has. It decides where the prompt is and how the engine renders it."""
+
+    CHAT = "chat"  # OpenAI /v1/chat/completions
+    COMPLETION = "completion"  # OpenAI /v1/completions
+    GENERATE = "generate"  # SGLang /generate
+    MESSAGES = "messages"  # Anthropic /v1/messages
+    TEXT = "text"  # {"text": ...}: plain text, as it stands
+
+
+class Method(StrEnum):
+    """How much a number can be trusted."""
+
+    EXACT = "exact"  # the engine's own number
+    ESTIMATE = "estimate"  # close; corrected by what the engine reported; may be low
+    BOUND = "bound"  # never low
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Prompt tokens of one request.
+
+    `prompts` holds one number a prompt (a chat has one), media included. The last three fields
+    are what `Counter.observe` learns from: tokens of media, and the text's sum before correction
+    with the way it was made.
+    """
+
+    prompts: tuple[int, ...]
+    method: Method
+    images: int = 0
+    media: int = 0
+    raw: int = 0
+    basis: Method = Method.EXACT
+
+    @property
+    def total(self) -> int:
+        """Tokens over all prompts."""
+        return sum(self.prompts)
+
+
+class CountRefused(Exception):
+    """The body has no prompt where its kind has one, or one of a type no engine takes (a 400)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How the numbers compare with `usage.prompt_tokens`, since start. Tokens; error = ours − engine's."""
+
+    requests: int = 0
+    exact: int = 0  # requests where both numbers were equal
+    unders: int = 0  # requests where ours was lower: each is an alarm
+    mean_error: float = 0.0
+    worst_under: int = 0  # largest shortfall, ≥ 0
+    worst_over: int = 0  # largest excess, ≥ 0
+    correction: float = 1.0  # factor now put on estimates and bounds
+    margin: int = 0  # tokens now added to estimates

@@ -179,7 +179,7 @@ class DataPlane:
                 await self._put_back(trip, lease)
                 continue
             backend.alive()
-            if first.verdict is Verdict.FULL:
+            if first.verdict is Verdict.BACKPRESSURE:
                 await self._put_back(trip, lease)
                 continue
             try:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from gateway.core.model import Grant, Refusal
     from gateway.edge.dialects import Dialect, Intent
     from gateway.tokens import Counted
+    from gateway.upstream.answer import Facts
     from gateway.upstream.facts import ServerFacts
-    from gateway.upstream.sse import Facts
 
 _CLEAN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """A client's request id that is safe to echo and to log."""

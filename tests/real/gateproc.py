@@ -25,6 +25,9 @@ READY_LINE = re.compile(r"^kvgate ready on (http://\S+), control on (http://\S+)
 # Importing and reading an 11 MB tokenizer takes a second or two; a loaded CI needs slack.
 READY_TIMEOUT_S = 60.0
 
+# From the ready line (both planes listen) until the server behind is known and its tokenizer read.
+OPEN_TIMEOUT_S = 30.0
+
 # SIGTERM drains; after this the process is killed and the test that left work behind fails elsewhere.
 STOP_TIMEOUT_S = 10.0
 
@@ -60,6 +63,7 @@ class Gate:
             )
         try:
             self.url, self.control = self._wait_ready()
+            self._wait_open()
         except BaseException:
             self.stop()
             raise
@@ -81,13 +85,7 @@ class Gate:
 
     def status(self) -> dict[str, Any]:
         """`GET /status` of the control plane."""
-        address = urlsplit(self.control)
-        connection = http.client.HTTPConnection(address.netloc, timeout=10)
-        try:
-            connection.request("GET", "/status")
-            parsed: dict[str, Any] = json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
+        parsed: dict[str, Any] = json.loads(self._ask_control("/status")[1])
         return parsed
 
     def reserved(self) -> int:
@@ -97,7 +95,24 @@ class Gate:
     def ledgers(self) -> dict[str, int]:
         """What each kind of ledger of the first backend holds at this moment."""
         ledgers = self.status()["backends"][0]["ledgers"]
-        return {kind: ledger["reserved"] for kind, ledger in ledgers.items()}
+        return {kind: ledgers[kind]["reserved"] for kind in ("kv", "prefill", "slots")}
+
+    def _ask_control(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(urlsplit(self.control).netloc, timeout=10)
+        try:
+            connection.request("GET", path)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+    def _wait_open(self) -> None:
+        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        while self._ask_control("/readyz")[0] != http.HTTPStatus.OK:
+            if time.monotonic() > deadline:
+                message = f"not ready after {OPEN_TIMEOUT_S:.0f} s: {self.status()['backends']}"
+                raise GateError(message)
+            time.sleep(0.05)
 
     def _wait_ready(self) -> tuple[str, str]:
         deadline = time.monotonic() + READY_TIMEOUT_S

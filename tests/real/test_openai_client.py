@@ -183,7 +183,7 @@ async def test_too_long_a_prompt_is_a_bad_request(client: AsyncOpenAI) -> None:
 async def test_a_malformed_request_is_a_bad_request(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
         await client.chat.completions.create(
-            model=MODEL_NAME, messages=GREETING, max_tokens=-1, temperature=0
+            model=MODEL_NAME, messages=GREETING, max_tokens=-5, temperature=0
         )
     nobody: Any = [{"role": "user"}]
     with pytest.raises(openai.BadRequestError):

@@ -39,6 +39,15 @@ HEAD_BYTES = 16 * 1024
 """Longest request line and longest header: agents send 2 KB of beta flags."""
 
 
+LINGER_S = 2.0
+"""How long the rest of a body that was refused unread is taken and dropped. Closed at once, the
+connection is reset under a client that is still sending, and the refusal with it; 2 s pass a
+64 MiB body on a network of 300 Mbit/s."""
+
+CUT_S = 1.0
+"""How long connections may take to end once draining is over and what is left is cancelled."""
+
+
 class App:
     """One gate, from its policy. `start`, then `stop`, each once; `run` does both."""
 
@@ -93,15 +102,17 @@ class App:
             keepalive_timeout=KEEPALIVE_S,
             max_line_size=HEAD_BYTES,
             max_field_size=HEAD_BYTES,
-            lingering_time=0,
+            lingering_time=LINGER_S,
         )
-        data = web.ServerRunner(server, handle_signals=False)
-        control = web.AppRunner(self.control.app(), access_log=None, handle_signals=False)
+        data = web.ServerRunner(server, handle_signals=False, shutdown_timeout=CUT_S)
+        control = web.AppRunner(
+            self.control.app(), access_log=None, handle_signals=False, shutdown_timeout=CUT_S
+        )
         for runner, address in ((data, self.policy.listen), (control, self.policy.control)):
             self._runners.append(runner)
             await runner.setup()
             host, port = host_port(address)
-            await web.TCPSite(runner, host, port, shutdown_timeout=1.0, backlog=1024).start()
+            await web.TCPSite(runner, host, port, backlog=1024).start()
         self.listen_url, self.control_url = _url(data), _url(control)
         self.fleet.start()
         self.log.info(

@@ -395,7 +395,7 @@ class Engine:
         prefilled, self._prefilling = self._prefilling, []
         decoded, self._decoding = self._decoding, []
         for job in prefilled:
-            self.memory.share(job, now)
+            self.memory.share(job)
             if job.filled < job.target:
                 self._full = False  # a chunk leaves the batch, which counts as one that ended
                 continue

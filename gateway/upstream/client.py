@@ -118,7 +118,7 @@ class Reply:
             resend, self._resend = self._resend, None
             raced = not error.answered and error.kind is Failure.RESET
             late = asyncio.get_running_loop().time() - self._sent_at > _RACE_S
-            if resend is None or not raced or late:
+            if resend is None or not raced or late or self._client.closed:
                 raise
             self._exchange = await self._client.again(*resend)
             await self._exchange.head(self._first_byte_s)
@@ -167,6 +167,7 @@ class Reply:
 
     def close(self) -> None:
         """Drop the connection now, unless the body has ended. Idempotent; never blocks."""
+        self._resend = None  # a connection dropped on purpose has not lost a race
         self._exchange.close()
 
 
@@ -212,6 +213,11 @@ class Client:
         return ClientStats(
             len(self._open), len(self._idle), self._created, self._reused, self._retries
         )
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called: no request can be sent any more."""
+        return self._closed
 
     async def send(
         self,

@@ -245,7 +245,7 @@ def test_whoever_fits_starts_within_a_bounded_amount_of_service(
         desk.ask(name, need - 2, 1, client=client)
         desk.first_token(name) if name in desk.running else desk.finish(oldest)
         if len(desk.running) > overlap:
-            desk.finish(oldest)
+            desk.finish(next(iter(desk.running)))
         i += 1
         assert i < 2_000, "a livelock: time goes on and nothing is served"
     own = sum(needs.get(name, 0) for name in desk.order[before:])

@@ -1,7 +1,10 @@
 """What the scheduler does, rule by rule."""
 
+import itertools
+
 import pytest
 
+from gateway.twin import retraction
 from gateway.twin.budget import Budget, NewTokenRatio
 from gateway.twin.engine import LAST_REQUEST, QUEUE_FULL
 from gateway.twin.jobs import Ending, Job, Progress
@@ -96,6 +99,16 @@ def test_queue_full_is_an_abort_with_503():
     assert [end.rid for end in refused] == ["g2", "g3"]
     assert {end.message for end in refused} == {QUEUE_FULL}
     assert machine.counters.refused_queue_full == 2
+
+
+def test_the_fewest_outputs_go_first_then_the_longest_prompt_then_the_youngest():
+    def job(rid, out, prompt):
+        made = Job(rid, prompt, ENDLESS)
+        made.out = out
+        return made
+
+    batch = [job("old", 9, 10), job("short", 2, 10), job("long", 2, 90), job("twin", 2, 90)]
+    assert [each.rid for each in retraction.order(batch)] == ["old", "short", "long", "twin"]
 
 
 def test_a_retracted_request_meets_the_queue_limit_mid_stream():
@@ -199,7 +212,7 @@ def test_a_long_prompt_goes_in_chunks_and_decode_waits():
     machine.submit(Job("long", 1024, 5, 5), 0.21)
     events = drain(machine)
     times = [event.at for event in (*before, *events) if event.rid == "talk"]
-    gap = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    gap = max(later - earlier for earlier, later in itertools.pairwise(times))
     assert gap > 4 * 256 / 4600  # four chunks of 256 tokens stand between two of its tokens
 
 

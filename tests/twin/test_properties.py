@@ -52,7 +52,7 @@ def _balanced(machine, live) -> None:
     assert all(job.private >= 0 for job in live)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(profile=profiles, version=st.sampled_from(VERSIONS), script=st.lists(jobs, max_size=14))
 def test_the_books_balance_and_each_request_ends_once(profile, version, script):
     machine = engine(profile, version)
@@ -91,7 +91,7 @@ def test_the_books_balance_and_each_request_ends_once(profile, version, script):
         assert machine.pool.used == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(1, 40_000)),

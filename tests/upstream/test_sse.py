@@ -139,6 +139,20 @@ def test_a_part_that_cannot_be_usage_is_not_held() -> None:
     assert tap.feed(WORD[at:]) == WORD[at:]
 
 
+def test_the_next_event_s_part_is_judged_by_itself() -> None:
+    tap = SseTap("chat", strip_usage=True)
+    tap.feed(WORD[:-1])
+    part = WORD[: WORD.index(b'"delta"')]
+    assert tap.feed(WORD[-1:] + part) == WORD[-1:] + part
+
+
+def test_choices_anywhere_in_an_event_keep_it_however_it_is_cut() -> None:
+    stream = USAGE.replace(b'"choices":[]', b'"x":{"choices":[1]},"choices":[]')
+    for at in range(1, len(stream)):
+        assert run([stream[:at], stream[at:]])[1] == stream, at
+    assert run([stream])[1] == stream
+
+
 def test_a_part_that_may_be_usage_is_held_up_to_a_cap() -> None:
     tap = SseTap("chat", strip_usage=True)
     assert tap.feed(USAGE[:90]) == b""
@@ -312,6 +326,12 @@ def test_a_whole_reply() -> None:
     assert reply_facts("chat", b'{"error":"no","code":400}').error == {"message": "no"}
 
 
+KEYS = [
+    *("choices", "usage", "error", "meta_info", "finish_reason", "index", "delta"),
+    *("prompt_tokens", "completion_tokens", "type", "status_code", "code"),
+]
+
+
 @given(
     st.sampled_from(["chat", "completion", "generate"]),
     st.recursive(
@@ -319,22 +339,7 @@ def test_a_whole_reply() -> None:
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(
-                    [
-                        "choices",
-                        "usage",
-                        "error",
-                        "meta_info",
-                        "finish_reason",
-                        "index",
-                        "delta",
-                        "prompt_tokens",
-                        "completion_tokens",
-                        "type",
-                        "status_code",
-                        "code",
-                    ]
-                ),
+                st.sampled_from(KEYS),
                 inner,
                 max_size=4,
             )

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+
 from gateway.edge.dialects import Invalid
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ def check(body: Body) -> None:
         msg = "a model name with ':' selects an adapter, which is not allowed here"
         raise Invalid(msg, "model")
     check_grammar(body)
+    whole(body.get("min_tokens"), "min_tokens")
 
 
 def check_grammar(params: Mapping[str, Any]) -> None:
@@ -80,6 +83,14 @@ def check_grammar(params: Mapping[str, Any]) -> None:
 def strip(body: Body) -> Body:
     """A copy without the fields that no client may set."""
     return {key: value for key, value in body.items() if key not in STRIPPED}
+
+
+def dump(body: Body) -> bytes:
+    """The body as bytes. Raises Invalid where it is nested deeper (254 levels) than can be written."""
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        raise Invalid("the body is nested too deeply") from None
 
 
 def whole(value: object, field: str) -> int | None:

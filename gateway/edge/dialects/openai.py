@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from gateway.edge.dialects import Body, Engine, Intent, Invalid, guard
 from gateway.tokens import Kind
 
@@ -103,6 +101,10 @@ def _wants_usage(body: Body) -> bool:
 
 def _finish(out: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
     out["rid"] = rid
+    # Told as they were understood: "2" and 2.0 are numbers here, so they are for the engine.
+    for field, value in (("n", intent.n), ("stream", intent.stream)):
+        if out.get(field) is not None:
+            out[field] = value
     if intent.strip_usage:
         options: dict[str, Any] = out.get("stream_options") or {}
         out["stream_options"] = {**options, "include_usage": True}
@@ -113,4 +115,4 @@ def _finish(out: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -
         out["routed_dp_rank" if engine.version >= RANKS_FROM else "data_parallel_rank"] = (
             grant.pool.rank
         )
-    return orjson.dumps(out)
+    return guard.dump(out)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from gateway.edge.dialects import Body, Engine, Intent, Invalid, guard
 from gateway.edge.dialects.openai import RANKS_FROM
 from gateway.tokens import Kind
@@ -35,6 +33,7 @@ class Generate:
         many = _params(body)
         for params in many:
             guard.check_grammar(params)
+            guard.whole(params.get(LEAST), LEAST)
             if params.get("beam_width") is not None:
                 raise Invalid("beam search is not allowed through this gate", "beam_width")
         caps = [guard.cap(params.get(CAP), CAP, zero_is_unset=False) for params in many]
@@ -61,6 +60,8 @@ class Generate:
             new = {**params, CAP: limit if own is None else min(own, limit)}
             if own is None and intent.cap is not None:
                 new[CAP] = min(USUAL, limit)
+            if new.get("n") is not None:
+                new["n"] = guard.count(new["n"], "n")  # its parser takes what it is given
             least = guard.whole(new.get(LEAST), LEAST)
             if least is not None and least > new[CAP]:
                 new[LEAST] = new[CAP]
@@ -72,11 +73,13 @@ class Generate:
             if isinstance(params, list)
             else capped(_params(body)[0])
         )
+        if out.get("stream") is not None:
+            out["stream"] = intent.stream
         out["rid"] = rid if _batch(out) is None else [f"{rid}_{i}" for i in range(_batch(out) or 0)]
         if engine.ranks > 1:
             field = "routed_dp_rank" if engine.version >= RANKS_FROM else "data_parallel_rank"
             out[field] = grant.pool.rank
-        return orjson.dumps(out)
+        return guard.dump(out)
 
 
 def _params(body: Body) -> list[dict[str, Any]]:

@@ -88,7 +88,8 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, kept: 
 
 def _requests(sent: bytes | bytearray) -> list[str]:
     """Method and path of each request sent over a connection, in order."""
-    lines = re.findall(rb"^(GET|POST) (\S+) HTTP/1\.1\r$", bytes(sent), re.MULTILINE)
+    # Not only at the start of a line: a request follows the body of the one before directly.
+    lines = re.findall(rb"(GET|POST) (\S+) HTTP/1\.1\r\n", bytes(sent))
     return [f"{method.decode()} {path.decode()}" for method, path in lines]
 
 

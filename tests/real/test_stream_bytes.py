@@ -99,7 +99,9 @@ async def test_every_byte_is_the_engines(engine: Engine, tmp_path: Path, name: s
             await asyncio.to_thread(gate.stop)
         said = tap.answer_to(path)
     if path != GENERATE and body.get("stream") and not wants_usage(body):
-        said = without_usage_chunk(said)
+        relayed = without_usage_chunk(said)
+        assert relayed != said, "the gate asked for usage on its own account"
+        said = relayed
     assert reply.complete or path == GENERATE
     assert reply.body == said
 

@@ -103,8 +103,10 @@ class Counter:
         Raises CountRefused, and nothing else on any input, where the body has no prompt.
         """
         request = read(kind, body, self._conversion)
-        extra, images, media_exact = media_tokens(request, self._media)
         basis, prompts = await self._best(request, body_bytes)
+        in_text = 0 if basis is Method.BOUND else 1
+        extra, media_exact = media_tokens(request, self._media, in_text)
+        images = sum(item.modality == "image" for item in request.media)
         method, raw = basis, sum(prompts)
         if basis is not Method.EXACT:
             prompts = self._corrected(basis, prompts)

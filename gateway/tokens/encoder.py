@@ -21,7 +21,6 @@ from gateway.tokens.vocabulary import Vocabulary, added_tokens, read_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 CACHE_BYTES: Final = 32 << 20
 """Memory for remembered pieces: 144,000 of them, some hundreds of long conversations."""
@@ -29,7 +28,7 @@ CACHE_BYTES: Final = 32 << 20
 _NOTHING: Final[frozenset[str]] = frozenset()
 
 
-class Unencodable(Exception):  # noqa: N818 - an answer: take the byte bound
+class Unencodable(Exception):
     """A text that cannot be encoded in bounded time. No real text is known to be one."""
 
 
@@ -46,7 +45,10 @@ class TiktokenEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._nfc = vocabulary.nfc
         self._encoding = tiktoken.Encoding(
-            "served", pat_str=vocabulary.pattern, mergeable_ranks=vocabulary.ranks, special_tokens={}
+            "served",
+            pat_str=vocabulary.pattern,
+            mergeable_ranks=vocabulary.ranks,
+            special_tokens={},
         )
         if self._nfc:
             warm_nfc()

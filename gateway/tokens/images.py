@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from gateway.tokens.request import Media, Request
 
+_MARKERS: Final = 2  # around an image: <|vision_start|> and <|vision_end|>, or the like
 _RATIO: Final = 200  # longer images are refused by the processor
 
 # Base64 characters looked at, step by step: most headers are in the first 48; a JPEG with an EXIF
@@ -88,16 +89,23 @@ def rules_for(model_type: str | None, processor: Mapping[str, Any] | None = None
     return MediaRules(factor=factor, min_pixels=int(smallest), max_pixels=int(largest))
 
 
-def media_tokens(request: Request, rules: MediaRules) -> tuple[dict[int, int], int, bool]:
-    """(tokens by prompt beyond their placeholders, images, whether all of them are exact)."""
+def media_tokens(
+    request: Request, rules: MediaRules, placeholder: int
+) -> tuple[dict[int, int], bool]:
+    """(tokens of media by prompt, whether all of them are exact).
+
+    `placeholder` is how many tokens of each the count of the text already has: the engine replaces
+    a placeholder by what the media become. Zero where the text was bounded without media; then two
+    are added for the markers around them.
+    """
     extra: dict[int, int] = {}
-    images, exact = 0, True
+    exact = True
     for item in request.media:
         tokens, sure = _tokens_of(item, rules)
+        tokens += -placeholder if sure and placeholder else _MARKERS
         extra[item.prompt] = extra.get(item.prompt, 0) + tokens
         exact = exact and sure
-        images += item.modality == "image"
-    return extra, images, exact
+    return extra, exact
 
 
 def _tokens_of(item: Media, rules: MediaRules) -> tuple[int, bool]:

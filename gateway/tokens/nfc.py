@@ -45,7 +45,7 @@ _SURROGATES: Final = range(0xD800, 0xE000)
 _JAMO: Final = (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))
 
 
-class EndlessRun(Exception):  # noqa: N818 - an answer: this text is not worth an exact count
+class EndlessRun(Exception):
     """More than LONGEST_RUN characters in a row without one that NFC leaves alone."""
 
 
@@ -91,7 +91,11 @@ def _class() -> npt.NDArray[np.uint8]:
 @cache
 def _split_marks() -> dict[int, str]:
     marks = map(chr, np.flatnonzero(_class()).tolist())
-    return {ord(mark): unicodedata.normalize("NFD", mark) for mark in marks if unicodedata.decomposition(mark)}
+    return {
+        ord(mark): unicodedata.normalize("NFD", mark)
+        for mark in marks
+        if unicodedata.decomposition(mark)
+    }
 
 
 def warm() -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Unsupported(Exception):  # noqa: N818 - a decision: count with `tokenizers` instead
+class Unsupported(Exception):
     """This tokenizer is not byte-level BPE in the form that tiktoken computes."""
 
 

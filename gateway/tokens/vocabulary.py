@@ -101,7 +101,9 @@ def _ranks(
     """(rank of each token, left halves of the merges that may form it)."""
     alphabet = byte_alphabet()
     try:
-        listed = {bytes(map(alphabet.__getitem__, text)) for text in model["vocab"] if text not in added}
+        listed = {
+            bytes(map(alphabet.__getitem__, text)) for text in model["vocab"] if text not in added
+        }
     except KeyError:
         raise Unsupported("vocabulary is not spelled in bytes") from None
     ranks = {bytes([byte]): byte for byte in range(256)}

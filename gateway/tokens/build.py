@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from gateway.tokens import nfc
 from gateway.tokens.anthropic import Conversion
 from gateway.tokens.calibrate import calibrate
 from gateway.tokens.counter import Counter
@@ -36,6 +37,7 @@ async def build_counter(
     files = Files(None, None, None, ())
     if tokenizer_dir is not None:
         files = await asyncio.to_thread(read_files, tokenizer_dir, chat_template)
+    await asyncio.to_thread(nfc.warm)
     media, notes = rules_for(model_type, files.processor), files.notes
     if files.text is None:
         way = "/v1/tokenize" if remote is not None else "bytes"

@@ -51,6 +51,9 @@ class LocalCount(Protocol):
     async def count(self, request: Request, body_bytes: int) -> tuple[int, ...]:
         """Tokens of each prompt without media; Unavailable where it cannot say."""
 
+    def segments(self, request: Request) -> list[tuple[str, int]]:
+        """(text, tokens) of the pieces of the prompts, in order; Unavailable likewise."""
+
 
 class Counter:
     """The counter of one served model. Loop-confined, except where `local` goes off the loop."""
@@ -116,6 +119,15 @@ class Counter:
             method = Method.BOUND
         whole = tuple(tokens + extra.get(index, 0) for index, tokens in enumerate(prompts))
         return Counted(whole, method, images, sum(extra.values()), raw, basis)
+
+    def segments(self, kind: Kind, body: Mapping[str, Any]) -> list[tuple[str, int]]:
+        """(text, tokens) of every added token and piece between them, for people who look.
+
+        Blocking. CountRefused as in `count`; Unavailable without a tokenizer or a template.
+        """
+        if self._local is None:
+            raise Unavailable("no_tokenizer")
+        return self._local.segments(read(kind, body, self._conversion))
 
     def observe(self, counted: Counted, prompt_tokens: int) -> int:
         """Take the engine's `usage.prompt_tokens`, summed over the prompts.

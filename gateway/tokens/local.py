@@ -92,6 +92,24 @@ class LocalCounter:
             raise Unavailable("too_long")
         return self._text.count(text)
 
+    def segments(self, request: Request) -> list[tuple[str, int]]:
+        """(text, tokens) of every added token and every piece between them, in order.
+
+        Token ids have no text; special tokens put around plain text appear as an empty one.
+        """
+        found: list[tuple[str, int]] = []
+        if request.chat is not None:
+            for text in self.rendered(request.chat):
+                found += self._text.segments(text) if text else []
+            return found
+        for prompt in request.prompts:
+            if isinstance(prompt, int):
+                found.append(("", prompt))
+                continue
+            found += [("", self._text.prefix)] if self._text.prefix else []
+            found += self._text.segments(prompt)
+        return found
+
     def rendered(self, chat: Mapping[str, Any]) -> tuple[str, str | None]:
         """(the prompt that the template makes of `chat`, text appended to it); Unavailable."""
         if self._template is None:

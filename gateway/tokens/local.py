@@ -11,13 +11,14 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.tokens.bound import prompts_bound
 from gateway.tokens.counter import Unavailable
 from gateway.tokens.encoder import Unencodable
 from gateway.tokens.profile import NotPrepared, Prepared, Profile, flattened, prepare
 from gateway.tokens.template import RenderError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gateway.tokens.encoder import TextCounter
     from gateway.tokens.request import Request
@@ -45,22 +46,35 @@ class LocalCounter:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="count")
         self._queued = 0
 
+    @property
+    def renders(self) -> bool:
+        """Whether there is a template, so that chats can be counted and not only estimated."""
+        return self._template is not None
+
     async def count(self, request: Request, body_bytes: int) -> tuple[int, ...]:
         """Tokens of each prompt, placeholders of media included; Unavailable where it cannot say."""
-        if request.chat is not None and self._template is None:
-            raise Unavailable("no_template")
+        return await self._run(self.count_now, request, body_bytes)
+
+    async def estimate(self, request: Request, body_bytes: int) -> tuple[int, ...]:
+        """The same without a template: the texts' tokens and an allowance for what is around."""
+        return await self._run(self.estimate_now, request, body_bytes)
+
+    async def _run(
+        self, work: Callable[[Request], tuple[int, ...]], request: Request, body_bytes: int
+    ) -> tuple[int, ...]:
+        """`work` on the loop or in a thread, by size and within the bounds."""
         if body_bytes <= INLINE_BYTES:
-            return self.count_now(request)
+            return work(request)
         if self._queued + body_bytes > QUEUED_BYTES:
             raise Unavailable("queue_full")
         self._queued += body_bytes
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, self.count_now, request)
-        work.add_done_callback(lambda done: self._finished(done, body_bytes))
+        running = loop.run_in_executor(self._threads, work, request)
+        running.add_done_callback(lambda done: self._finished(done, body_bytes))
         try:
             async with asyncio.timeout(SECONDS):
                 # Shielded: a thread cannot be stopped, and its bytes count until it ends.
-                return await asyncio.shield(work)
+                return await asyncio.shield(running)
         except TimeoutError:
             raise Unavailable("timeout") from None
 
@@ -84,6 +98,13 @@ class LocalCounter:
                 prompt if isinstance(prompt, int) else self._text.prefix + self._count(prompt)
                 for prompt in request.prompts
             )
+        except Unencodable:
+            raise Unavailable("unencodable") from None
+
+    def estimate_now(self, request: Request) -> tuple[int, ...]:
+        """The estimate, in the calling thread."""
+        try:
+            return prompts_bound(request, self._count)
         except Unencodable:
             raise Unavailable("unencodable") from None
 

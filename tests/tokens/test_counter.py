@@ -20,6 +20,9 @@ async def count(counter, kind, body):
     return await counter.count(kind, body, len(json.dumps(body)))
 
 
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
 def chat(*texts):
     return {"messages": [{"role": "user", "content": text} for text in texts]}
 
@@ -49,6 +52,7 @@ async def test_token_ids_count_as_their_length(kind, body, prompts):
         (Kind.CHAT, {"messages": []}),
         (Kind.CHAT, {"messages": ["hi"]}),
         (Kind.CHAT, {"messages": [{"role": "user", "content": 7}]}),
+        (Kind.CHAT, {**CHAT, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}),
         (Kind.COMPLETION, {"prompt": None}),
         (Kind.COMPLETION, {"prompt": {}}),
         (Kind.COMPLETION, {"prompt": []}),
@@ -59,7 +63,7 @@ async def test_token_ids_count_as_their_length(kind, body, prompts):
     ],
 )
 async def test_a_body_without_a_prompt_is_refused_in_words(kind, body):
-    with pytest.raises(CountRefused, match=r"must be|`messages`"):
+    with pytest.raises(CountRefused, match=r"must be|`messages`|own is used"):
         await count(Counter(), kind, body)
 
 
@@ -200,6 +204,8 @@ async def test_the_bound_is_lowered_only_by_evidence_and_raised_at_once():
 class Local:
     """A tokenizer that is off by what the test says."""
 
+    renders = True
+
     def __init__(self, tokens):
         self.tokens = tokens
 
@@ -222,6 +228,8 @@ async def test_an_exact_counter_that_errs_estimates_until_it_is_right_again():
 
 async def test_a_broken_local_way_is_counted_and_passed_over():
     class Broken:
+        renders = True
+
         async def count(self, request, body_bytes):
             raise RuntimeError("bug")
 

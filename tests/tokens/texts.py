@@ -100,7 +100,9 @@ TOOLS: tuple[dict[str, Any], ...] = (
 )
 
 
-def chats(seed: int, specials: Sequence[str]) -> Iterator[dict[str, Any]]:
+def chats(  # noqa: C901 - one small maker for each thing a chat can have
+    seed: int, specials: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """Chat bodies without end: turns, tools, system, parts, thinking, continued last messages."""
     rng = random.Random(seed)
     some = texts(seed, specials)
@@ -116,38 +118,40 @@ def chats(seed: int, specials: Sequence[str]) -> Iterator[dict[str, Any]]:
         function = {"name": rng.choice(TOOLS)["function"]["name"], "arguments": text}
         return {"id": f"call_{rng.randrange(1 << 30):x}", "type": "function", "function": function}
 
+    def answered() -> list[dict[str, Any]]:
+        """An assistant's turn, perhaps with calls and their results before it."""
+        answer: dict[str, Any] = {"role": "assistant", "content": content()}
+        if rng.random() < 0.3:
+            answer["reasoning_content"] = next(some)
+        if rng.random() >= 0.3:
+            return [answer]
+        answer["tool_calls"] = [called() for _ in range(rng.randrange(1, 3))]
+        answer["content"] = rng.choice([None, "", next(some)])
+        ids = [call["id"] for call in answer["tool_calls"]]
+        results = [{"role": "tool", "tool_call_id": name, "content": content()} for name in ids]
+        return [answer, *results, {"role": "assistant", "content": next(some)}]
+
+    def options(last_role: str) -> Iterator[tuple[str, Any]]:
+        if last_role == "assistant" and rng.random() < 0.5:
+            yield "continue_final_message", True
+        if rng.random() < 0.4:
+            yield "tools", list(TOOLS[: rng.randrange(1, 4)])
+            named = {"type": "function", "function": {"name": "get_weather"}}
+            choice = rng.choice([None, "auto", "none", "required", named])
+            if choice is not None:
+                yield "tool_choice", choice
+        if rng.random() < 0.3:
+            yield "chat_template_kwargs", {"enable_thinking": rng.random() < 0.5}
+        if rng.random() < 0.15:
+            yield "reasoning_effort", rng.choice(["none", "low", "high"])
+
     while True:
         messages: list[dict[str, Any]] = []
         if rng.random() < 0.5:
             messages.append({"role": "system", "content": content()})
         for _ in range(rng.randrange(0, 4)):
             messages.append({"role": "user", "content": content(), "name": "bob"})
-            answer: dict[str, Any] = {"role": "assistant", "content": content()}
-            if rng.random() < 0.3:
-                answer["reasoning_content"] = next(some)
-            if rng.random() < 0.3:
-                answer["tool_calls"] = [called() for _ in range(rng.randrange(1, 3))]
-                answer["content"] = rng.choice([None, "", next(some)])
-                messages.append(answer)
-                messages += [
-                    {"role": "tool", "tool_call_id": call["id"], "content": content()}
-                    for call in answer["tool_calls"]
-                ]
-                answer = {"role": "assistant", "content": next(some)}
-            messages.append(answer)
+            messages += answered()
         if rng.random() < 0.8 or not messages or messages[-1]["role"] == "system":
             messages.append({"role": "user", "content": content()})
-        body: dict[str, Any] = {"messages": messages}
-        if messages[-1]["role"] == "assistant" and rng.random() < 0.5:
-            body["continue_final_message"] = True
-        if rng.random() < 0.4:
-            body["tools"] = list(TOOLS[: rng.randrange(1, 4)])
-            choice = rng.choice([None, "auto", "none", "required", "named"])
-            named = {"type": "function", "function": {"name": "get_weather"}}
-            if choice is not None:
-                body["tool_choice"] = named if choice == "named" else choice
-        if rng.random() < 0.3:
-            body["chat_template_kwargs"] = {"enable_thinking": rng.random() < 0.5}
-        if rng.random() < 0.15:
-            body["reasoning_effort"] = rng.choice(["none", "low", "high"])
-        yield body
+        yield {"messages": messages, **dict(options(messages[-1]["role"]))}

@@ -39,16 +39,20 @@ def run(argv: Sequence[str]) -> int:
     if (options.file is None) == (options.jsonl is None):
         return _fail("Give either a FILE or --jsonl FILE, where - is standard input.")
     try:
-        counter = asyncio.run(_counter(options.tokenizer, options.engine_version))
-        if options.jsonl is not None:
-            asyncio.run(_count_lines(counter, options.jsonl))
-        else:
-            asyncio.run(_show(counter, options.file))
+        asyncio.run(_count(options))
     except _BadInput as error:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"{error.filename} cannot be read: {error.strerror}.")
     return OK
+
+
+async def _count(options: argparse.Namespace) -> None:
+    counter = await _counter(options.tokenizer, options.engine_version)
+    if options.jsonl is not None:
+        await _count_lines(counter, options.jsonl)
+    else:
+        await _show(counter, options.file)
 
 
 def _parser() -> argparse.ArgumentParser:

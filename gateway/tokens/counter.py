@@ -175,7 +175,7 @@ class Counter:
             ways.append(("local", believed, local.count))
         if remote is not None:
             ways.append(("remote", Method.EXACT, partial(self._ask, remote)))
-        if local is not None and not local.renders:
+        if local is not None and request.chat is not None and not local.renders:
             ways.append(("estimate", Method.ESTIMATE, local.estimate))
         for name, method, way in ways:
             try:

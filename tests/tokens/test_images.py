@@ -99,13 +99,15 @@ def test_no_size_without_bytes_of_its_own(source):
 @pytest.mark.parametrize(
     ("size", "rules", "tokens"),
     [
-        ((1920, 1080), QWEN25, 2691),  # measured with Hugging Face's processor, as are these
+        ((1920, 1080), QWEN25, 2691),  # all computed with transformers' smart_resize
         ((1920, 1080), QWEN3, 2040),
         ((28, 28), QWEN25, 4),
         ((1, 1), QWEN3, 64),
-        ((10_000, 10_000), QWEN25, 16_384),
-        ((200, 2), QWEN25, 10),
+        ((10_000, 10_000), QWEN25, 16_129),
+        ((10_000, 10_000), QWEN3, 16_384),
+        ((200, 2), QWEN25, 20),
         ((4_000, 30), QWEN25, 143),
+        ((127, 3001), QWEN3, 376),
         ((201, 1), QWEN25, None),
     ],
 )

@@ -20,6 +20,15 @@ async def count(counter, kind, body):
     return await counter.count(kind, body, len(json.dumps(body)))
 
 
+def count_at_once(kind, body):
+    """The same for a counter that has nothing to wait for: no event loop is needed, or allowed."""
+    try:
+        Counter().count(kind, body, 100).send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waited for something")
+
+
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -90,9 +99,9 @@ async def test_a_body_without_a_prompt_is_refused_in_words(kind, body):
         json_values,
     ),
 )
-async def test_no_body_makes_it_fail(kind, body):
+def test_no_body_makes_it_fail(kind, body):
     try:
-        counted = await count(Counter(), kind, body)
+        counted = count_at_once(kind, body)
     except CountRefused:
         return
     assert all(tokens >= 0 for tokens in counted.prompts)
@@ -107,17 +116,17 @@ async def test_no_body_makes_it_fail(kind, body):
         max_size=3,
     )
 )
-async def test_no_message_makes_it_fail(messages):
+def test_no_message_makes_it_fail(messages):
     for kind in (Kind.CHAT, Kind.MESSAGES):
         try:
-            await count(Counter(), kind, {"messages": messages})
+            count_at_once(kind, {"messages": messages})
         except CountRefused:
             continue
 
 
 @given(st.text())
-async def test_the_bound_is_at_least_the_bytes(text):
-    counted = await count(Counter(), Kind.COMPLETION, {"prompt": text})
+def test_the_bound_is_at_least_the_bytes(text):
+    counted = count_at_once(Kind.COMPLETION, {"prompt": text})
     assert counted.prompts[0] >= len(text.encode("utf-8", "surrogatepass"))
     assert counted.method is Method.BOUND
 

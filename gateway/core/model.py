@@ -58,13 +58,15 @@ class Ask:
     """What one request wants, before anybody decided anything.
 
     `prompts` holds the tokens of each prompt (a chat has one). `cap` is the output limit per
-    sequence that the client asked for; None when it left the choice to us. `floor` is the
-    smallest output worth starting for (see `caps`).
+    sequence that the client asked for; None when it left the choice to us. `usual` is what the
+    endpoint itself takes an absent cap for, where that is a number (16 on /v1/completions, 128 on
+    /generate): injected, it changes nothing for the client.
     """
 
     prompts: tuple[int, ...]
     n: int = 1
     cap: int | None = None
+    usual: int | None = None
 
     @property
     def longest(self) -> int:
@@ -98,6 +100,7 @@ class PoolLimits:
     max_prompt: int | None = None  # longest prompt policy allows here, tokens
     default_output: int | None = None  # cap where the client sent none; None: derived, see caps
     max_output: int | None = None  # largest cap policy allows; None: what fits
+    useful_floor: int = 256  # an output shorter than this is a stub, see caps
     prefill_tokens: int = 1 << 30  # prompt tokens in prefill at once
     slots: int = 1 << 30  # running requests
     speculative: int = 0  # tokens speculative decoding looks ahead, per sequence

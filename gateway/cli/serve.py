@@ -1,0 +1,73 @@
+"""`kvgate serve`: the gate, until SIGTERM or SIGINT.
+
+Prints one line to stdout when both planes listen; everything else goes to the log on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from gateway.observe.log import configure
+from gateway.policy.load import load_policy
+from gateway.policy.problems import PolicyError
+
+if sys.platform == "win32":
+    _run = asyncio.run
+else:
+    import uvloop
+
+    _run = uvloop.run
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = argparse.ArgumentParser(
+        prog="kvgate serve",
+        description="Stand in front of SGLang: count, cap, reserve, queue, relay, explain.",
+    )
+    p.add_argument("policy", nargs="?", type=Path, help="policy file (YAML)")
+    p.add_argument("--backend", action="append", default=[], metavar="URL", help="an SGLang server")
+    p.add_argument("--listen", metavar="HOST:PORT", help="data plane (default 127.0.0.1:8080)")
+    p.add_argument("--control", metavar="HOST:PORT", help="control plane (default 127.0.0.1:8081)")
+    p.add_argument("--tokenizer", metavar="DIR", help="directory with tokenizer.json")
+    return p
+
+
+def run(argv: list[str]) -> int:
+    """Serve until told to stop."""
+    args = parser().parse_args(argv)
+    try:
+        policy = load_policy(
+            args.policy,
+            backends=args.backend,
+            listen=args.listen,
+            control=args.control,
+            tokenizer=args.tokenizer,
+        )
+    except PolicyError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    configure(policy.observe.log_level)
+    from gateway.app import App  # noqa: PLC0415 - a bad policy is told without starting anything
+
+    async def serve() -> int:
+        app = App(policy)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sign, stop.set)
+        try:
+            await app.start()
+        except OSError as error:
+            print(f"kvgate: cannot listen: {error}", file=sys.stderr)  # noqa: T201
+            return 2
+        print(f"kvgate ready on {app.listen_url}, control on {app.control_url}", flush=True)  # noqa: T201
+        await stop.wait()
+        drained = await app.stop()
+        return 1 if drained.cut else 0
+
+    return _run(serve())

@@ -1,0 +1,166 @@
+"""Field values as clients really send them, and fields no client may set.
+
+A written rule for every odd value, so that whatever a client sends, the engine is told a number
+and the ledger knows the same number:
+
+| sent | chat max_tokens / max_completion_tokens | /v1/completions max_tokens | max_new_tokens |
+|---|---|---|---|
+| absent, null | unset | unset (the endpoint's 16) | unset (the endpoint's 128) |
+| 0 | unset | 0 (scoring with echo) | 0 |
+| -1 | unset | unset | unset |
+| other negatives | 400 | 400 | 400 |
+| "7", 7.0 | 7 | 7 | 7 |
+| 7.5, true, "many", [], {} | 400 | 400 | 400 |
+| huge | clamped | clamped | clamped |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from gateway.edge.dialects import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.edge.dialects import Body
+
+STRIPPED: Final = (
+    "rid",  # ids are matched by prefix upstream: a client's "a" would abort all that begin with it
+    "priority",  # decided here
+    "bootstrap_host",  # routes into disaggregation; one value crashes the scheduler
+    "bootstrap_port",
+    "bootstrap_room",
+    "data_parallel_rank",  # the ledger decided the rank
+    "routed_dp_rank",
+    "return_hidden_states",  # megabytes per token, never in these APIs' answers
+)
+"""Removed in silence: they change nothing a client could want from this API."""
+
+REFUSED: Final = {
+    "session_params": "server-side sessions hold KV memory that no ledger sees",
+    "custom_logit_processor": "it runs code in the engine",
+    "lora_path": "choosing adapters is not allowed here",
+    "input_embeds": "prompts as embeddings can not be counted",
+}
+"""Refused in words: silently dropping them would change the answer."""
+
+LONGEST_NUMBER = 20
+"""Digits of the longest number read from a string: every 64-bit one. int() of more is quadratic."""
+
+TRUE: Final = frozenset({"true", "1", "on", "yes", "y", "t"})
+FALSE: Final = frozenset({"false", "0", "off", "no", "n", "f"})
+
+
+def check(body: Body) -> None:
+    """Refuse what is not allowed and cheap nonsense that hangs the engine. Raises Invalid."""
+    for field, why in REFUSED.items():
+        if body.get(field) is not None:
+            msg = f"{field} is not allowed through this gate: {why}"
+            raise Invalid(msg, field)
+    kwargs = body.get("chat_template_kwargs")
+    if isinstance(kwargs, dict) and "chat_template" in kwargs:
+        msg = "chat_template_kwargs.chat_template is not allowed through this gate: it replaces the prompt that was counted"
+        raise Invalid(msg, "chat_template_kwargs")
+    model = body.get("model")
+    if isinstance(model, str) and ":" in model:
+        msg = "a model name with ':' selects an adapter, which is not allowed here"
+        raise Invalid(msg, "model")
+    check_grammar(body)
+    whole(body.get("min_tokens"), "min_tokens")
+
+
+def check_grammar(params: Mapping[str, Any]) -> None:
+    """An empty grammar makes generation hang for ever. Raises Invalid."""
+    for field in ("regex", "ebnf"):
+        if params.get(field) == "":
+            msg = f"{field} is empty: leave it out, or send a grammar"
+            raise Invalid(msg, field)
+
+
+def strip(body: Body) -> Body:
+    """A copy without the fields that no client may set."""
+    return {key: value for key, value in body.items() if key not in STRIPPED}
+
+
+def dump(body: Body) -> bytes:
+    """The body as bytes. Raises Invalid where it is nested deeper (254 levels) than can be written."""
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        raise Invalid("the body is nested too deeply") from None
+
+
+def whole(value: object, field: str) -> int | None:
+    """An integer however it was written; None for absent. Raises Invalid."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        msg = f"{field} must be a number, not {str(value).lower()}"
+        raise Invalid(msg, field)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        if value.is_integer():
+            return int(value)
+        msg = f"{field} must be a whole number"
+        raise Invalid(msg, field)
+    if isinstance(value, str):
+        digits = value.strip()
+        if (
+            len(digits) <= LONGEST_NUMBER
+            and digits.removeprefix("-").isascii()
+            and digits.removeprefix("-").isdigit()
+        ):
+            return int(digits)
+    msg = f"{field} must be a whole number"
+    raise Invalid(msg, field)
+
+
+def cap(value: object, field: str, *, zero_is_unset: bool) -> int | None:
+    """An output cap by the table above; None for unset. Raises Invalid."""
+    number = whole(value, field)
+    if number is None or number == -1 or (number == 0 and zero_is_unset):
+        return None
+    if number < 0:
+        msg = f"invalid {field}: {number}. Leave it out for the default, or send a positive number"
+        raise Invalid(msg, field)
+    return number
+
+
+def count(value: object, field: str) -> int:
+    """How many answers per prompt; absent and null are one. Raises Invalid."""
+    number = whole(value, field)
+    if number is None:
+        return 1
+    if number < 1:
+        msg = f"{field} must be at least 1"
+        raise Invalid(msg, field)
+    return number
+
+
+def flag(value: object, field: str) -> bool:
+    """A boolean as the engine's own parser takes it. Raises Invalid."""
+    if value is None:
+        return False
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower() if isinstance(value, int | str) else ""
+    if word in TRUE:
+        return True
+    if word in FALSE:
+        return False
+    msg = f"{field} must be true or false"
+    raise Invalid(msg, field)
+
+
+def name(value: object) -> str | None:
+    """The model asked for; None where it says nothing. Raises Invalid."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        msg = "model must be a string"
+        raise Invalid(msg, "model")
+    return value

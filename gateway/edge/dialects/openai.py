@@ -1,0 +1,118 @@
+"""OpenAI chat and text completions, as SGLang serves them.
+
+Two cap fields exist on chat. Up to 0.5.11 `max_tokens or max_completion_tokens` binds, from 0.5.12
+`max_completion_tokens or max_tokens`: the one that binds is written, the other removed, and where
+the client sent only one, that one is written and nothing is added beside it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gateway.edge.dialects import Body, Engine, Intent, Invalid, guard
+from gateway.tokens import Kind
+
+if TYPE_CHECKING:
+    from gateway.core.model import Grant
+
+OLD, NEW = "max_tokens", "max_completion_tokens"
+NEW_BINDS_FROM = (0, 5, 12)
+RANKS_FROM = (0, 5, 12)
+
+TEXT_USUAL = 16
+"""What /v1/completions takes an absent max_tokens for (0.5.6-0.5.23, and OpenAI's own API)."""
+
+
+class Chat:
+    """POST /v1/chat/completions."""
+
+    def read(self, body: Body) -> Intent:
+        """See `Dialect.read`."""
+        guard.check(body)
+        if not isinstance(body.get("messages"), list) or not body["messages"]:
+            raise Invalid("messages must be a list with at least one message", "messages")
+        caps = [
+            value
+            for field in (NEW, OLD)
+            if (value := guard.cap(body.get(field), field, zero_is_unset=True)) is not None
+        ]
+        stream = guard.flag(body.get("stream"), "stream")
+        return Intent(
+            kind=Kind.CHAT,
+            # Where both are sent, what the client really wanted is the smaller one.
+            cap=min(caps, default=None),
+            usual=None,
+            n=guard.count(body.get("n"), "n"),
+            stream=stream,
+            model=guard.name(body.get("model")),
+            strip_usage=stream and not _wants_usage(body),
+        )
+
+    def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
+        """See `Dialect.write`."""
+        out = guard.strip(body)
+        both = OLD in out and NEW in out
+        if both:
+            field = NEW if engine.version >= NEW_BINDS_FROM else OLD
+        else:
+            field = NEW if NEW in out else OLD
+        out.pop(OLD, None)
+        out.pop(NEW, None)
+        out[field] = grant.demand.cap
+        return _finish(out, intent, grant, rid, engine)
+
+
+class Text:
+    """POST /v1/completions."""
+
+    def read(self, body: Body) -> Intent:
+        """See `Dialect.read`."""
+        guard.check(body)
+        if body.get("prompt") is None:
+            raise Invalid("prompt is missing", "prompt")
+        stream = guard.flag(body.get("stream"), "stream")
+        echoes = guard.flag(body.get("echo"), "echo") and body.get("logprobs") is not None
+        return Intent(
+            kind=Kind.COMPLETION,
+            cap=guard.cap(body.get(OLD), OLD, zero_is_unset=False),
+            usual=TEXT_USUAL,
+            n=guard.count(body.get("n"), "n"),
+            stream=stream,
+            model=guard.name(body.get("model")),
+            strip_usage=stream and not _wants_usage(body),
+            heavy="echo with logprobs" if echoes else None,
+        )
+
+    def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
+        """See `Dialect.write`."""
+        out = guard.strip(body)
+        out[OLD] = grant.demand.cap
+        return _finish(out, intent, grant, rid, engine)
+
+
+def _wants_usage(body: Body) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise Invalid("stream_options must be an object", "stream_options")
+    return guard.flag(options.get("include_usage"), "stream_options.include_usage")
+
+
+def _finish(out: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
+    out["rid"] = rid
+    # Told as they were understood: "2" and 2.0 are numbers here, so they are for the engine.
+    for field, value in (("n", intent.n), ("stream", intent.stream)):
+        if out.get(field) is not None:
+            out[field] = value
+    if intent.strip_usage:
+        options: dict[str, Any] = out.get("stream_options") or {}
+        out["stream_options"] = {**options, "include_usage": True}
+    least = guard.whole(out.get("min_tokens"), "min_tokens")
+    if least is not None and least > grant.demand.cap:
+        out["min_tokens"] = grant.demand.cap  # the engine refuses a minimum above the cap
+    if engine.ranks > 1:
+        out["routed_dp_rank" if engine.version >= RANKS_FROM else "data_parallel_rank"] = (
+            grant.pool.rank
+        )
+    return guard.dump(out)

@@ -1,0 +1,113 @@
+"""SGLang's native POST /generate: text or ids, single or batch, sampling_params one or many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gateway.edge.dialects import Body, Engine, Intent, Invalid, guard
+from gateway.edge.dialects.openai import RANKS_FROM
+from gateway.tokens import Kind
+
+if TYPE_CHECKING:
+    from gateway.core.model import Grant
+
+CAP = "max_new_tokens"
+LEAST = "min_new_tokens"
+
+USUAL = 128
+"""What /generate takes an absent max_new_tokens for (0.5.6-0.5.23); null means no limit there."""
+
+
+class Generate:
+    """POST /generate."""
+
+    def read(self, body: Body) -> Intent:
+        """See `Dialect.read`.
+
+        A batch may bring one `sampling_params` per prompt; each prompt is then charged the
+        largest cap and n among them, which is never too little.
+        """
+        guard.check(body)
+        if body.get("text") is None and body.get("input_ids") is None:
+            raise Invalid("text or input_ids is missing", "text")
+        many = _params(body)
+        for params in many:
+            guard.check_grammar(params)
+            guard.whole(params.get(LEAST), LEAST)
+            if params.get("beam_width") is not None:
+                raise Invalid("beam search is not allowed through this gate", "beam_width")
+        caps = [guard.cap(params.get(CAP), CAP, zero_is_unset=False) for params in many]
+        sent = [cap for cap in caps if cap is not None]
+        unset = len(sent) < len(caps)
+        wanted = max([*sent, USUAL] if unset else sent) if sent else None
+        return Intent(
+            kind=Kind.GENERATE,
+            cap=wanted,
+            usual=USUAL,
+            n=max(guard.count(params.get("n"), "n") for params in many),
+            stream=guard.flag(body.get("stream"), "stream"),
+            model=None,
+            heavy=_heavy(body),
+        )
+
+    def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
+        """See `Dialect.write`. No prompt gets more than the cap in force."""
+        out = guard.strip(body)
+        limit = grant.demand.cap
+
+        def capped(params: dict[str, Any]) -> dict[str, Any]:
+            own = guard.cap(params.get(CAP), CAP, zero_is_unset=False)
+            new = {**params, CAP: limit if own is None else min(own, limit)}
+            if own is None and intent.cap is not None:
+                new[CAP] = min(USUAL, limit)
+            if new.get("n") is not None:
+                new["n"] = guard.count(new["n"], "n")  # its parser takes what it is given
+            least = guard.whole(new.get(LEAST), LEAST)
+            if least is not None and least > new[CAP]:
+                new[LEAST] = new[CAP]
+            return new
+
+        params = out.get("sampling_params")
+        out["sampling_params"] = (
+            [capped(one) for one in _params(body)]
+            if isinstance(params, list)
+            else capped(_params(body)[0])
+        )
+        if out.get("stream") is not None:
+            out["stream"] = intent.stream
+        out["rid"] = rid if _batch(out) is None else [f"{rid}_{i}" for i in range(_batch(out) or 0)]
+        if engine.ranks > 1:
+            field = "routed_dp_rank" if engine.version >= RANKS_FROM else "data_parallel_rank"
+            out[field] = grant.pool.rank
+        return guard.dump(out)
+
+
+def _params(body: Body) -> list[dict[str, Any]]:
+    params = body.get("sampling_params")
+    many = params if isinstance(params, list) else [params]
+    if not many:
+        raise Invalid("sampling_params is an empty list", "sampling_params")
+    for one in many:
+        if one is not None and not isinstance(one, dict):
+            raise Invalid(
+                "sampling_params must be an object or a list of objects", "sampling_params"
+            )
+    return [one or {} for one in many]
+
+
+def _batch(body: Body) -> int | None:
+    """How many prompts a batch has; None for a single prompt, which takes a single rid."""
+    ids = body.get("input_ids")
+    if isinstance(ids, list):
+        return len(ids) if ids and isinstance(ids[0], list) else None
+    text = body.get("text")
+    return len(text) if isinstance(text, list) else None
+
+
+def _heavy(body: Body) -> str | None:
+    """Prompt log-probabilities make rows × vocabulary floats: 2,048 rows are 1.7-2.8 GiB."""
+    wants = body.get("return_logprob")
+    start = body.get("logprob_start_len")
+    if not wants or start is None or start == -1:
+        return None
+    return "return_logprob with logprob_start_len"

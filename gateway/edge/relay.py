@@ -1,0 +1,294 @@
+"""The answer's way back: bytes in, the same bytes out, as fast as both sides go.
+
+A chunk is forwarded as it was read, with the client's socket awaited, so a slow reader slows the
+server down and grows nothing here. `begin` looks at the first event before anything is committed:
+until then the request can still be put back or answered with a status of its own. After that a
+failure is told in-band, once, and the connection ends without the mark of a complete answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from aiohttp import web
+
+from gateway.core.model import Outcome
+from gateway.edge import replies
+from gateway.tokens import Kind
+from gateway.upstream.answer import Dialect, Facts, reply_facts
+from gateway.upstream.errors import UpstreamError
+from gateway.upstream.sse import SseTap, Verdict, peek
+
+if TYPE_CHECKING:
+    from gateway.edge.backends import Backend
+    from gateway.edge.dialects import Intent
+    from gateway.edge.trip import Trip
+    from gateway.tokens import Counted
+    from gateway.upstream.client import Reply
+
+OK = 200
+BUSY = frozenset({429, 503})
+SERVER_ERROR = 500
+REFUSAL_BYTES = 64 * 1024
+"""Largest body read of an answer that says "busy"; SGLang's has 100 bytes."""
+
+FACTS_BYTES = 8 << 20
+"""Largest answer that is looked into for its usage: 32,000 tokens with logprobs fit. A larger one
+is relayed all the same, and its usage stays unknown."""
+
+STALLED_S = 120.0
+"""How long a client may take nothing while bytes wait for it; then it counts as gone. Longer than
+any pause of a reader that is alive, shorter than it takes a dozen stalled tabs to add up."""
+
+
+class Booked(Protocol):
+    """What a relay tells whoever holds the reservation; see `gate.Lease`."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was called."""
+        ...
+
+    def first_token(self) -> None:
+        """The first output came."""
+        ...
+
+    def true_up(self, generated: int) -> None:
+        """So many tokens so far."""
+        ...
+
+    def end(self, outcome: Outcome) -> None:
+        """The engine is done."""
+        ...
+
+
+class BrokenAnswer(Exception):
+    """The server broke in the middle of an answer; the client has been told in-band."""
+
+    def __init__(self, error: UpstreamError, response: web.StreamResponse) -> None:
+        super().__init__(str(error))
+        self.kind = error.kind
+        self.response = response
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """An answer whose first event is known."""
+
+    verdict: Verdict
+    status: int
+    data: bytes = b""  # body bytes already read
+
+
+async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Beginning:
+    """Wait until it is clear whether there is an answer. Raises UpstreamError.
+
+    `as_it_is`: whatever comes is the answer, back-pressure and errors too.
+    """
+    await reply.head()
+    if as_it_is:
+        return Beginning(Verdict.DATA, reply.status)
+    if reply.status in BUSY:
+        data = await reply.read_all(REFUSAL_BYTES)
+        return Beginning(Verdict.BACKPRESSURE, reply.status, data)
+    if reply.status != OK or not (streamed and _is_events(reply)):
+        return Beginning(Verdict.DATA, reply.status)
+    data = b""
+    while True:
+        more = await reply.read()
+        data += more
+        first = peek(data)
+        if first.verdict is not Verdict.INCOMPLETE or not more:
+            return Beginning(first.verdict, first.status or reply.status, data)
+
+
+class Relay:
+    """One answer to one client."""
+
+    def __init__(
+        self, trip: Trip, lease: Booked, backend: Backend, intent: Intent, counted: Counted | None
+    ) -> None:
+        self._trip = trip
+        self._lease = lease
+        self._backend = backend
+        self._intent = intent
+        self._counted = counted
+        self._dialect: Dialect = _DIALECTS[intent.kind]
+
+    async def run(self, reply: Reply, first: Beginning) -> web.StreamResponse:
+        """Relay to the end. Raises BrokenAnswer, and ConnectionError when the client is gone."""
+        if first.verdict is Verdict.ERROR:
+            return await self._instead_of_an_answer(reply, first)
+        if reply.status == OK and _is_events(reply):
+            return await self._stream(reply, first.data)
+        return await self._whole(reply, first.data)
+
+    # ---- streams ---------------------------------------------------------------------------------
+
+    async def _stream(self, reply: Reply, data: bytes) -> web.StreamResponse:
+        out = await self._open(reply, streamed=True)
+        tap = SseTap(self._dialect, strip_usage=self._intent.strip_usage)
+        try:
+            while data or (data := await reply.read()):
+                forward = tap.feed(data)
+                self._progress(tap)
+                if reply.ended:
+                    self._engine_is_done(tap, reply)
+                if forward:
+                    await self._write(out, forward)
+                data = b""
+            if rest := tap.finish():
+                await self._write(out, rest)
+        except UpstreamError as error:
+            self._learn(tap, reply)
+            await self._break(out, error)
+        self._engine_is_done(tap, reply)
+        if not _complete(tap):
+            # The server closed in good order, but the mark of a complete answer never came.
+            await self._write(out, replies.in_band(_INCOMPLETE))
+        await out.write_eof()
+        return out
+
+    def _progress(self, facts: Facts) -> None:
+        self._backend.alive()
+        if facts.tokens:
+            if self._trip.record.ttft_ms is None:
+                self._trip.first_output(_now())
+            self._lease.first_token()
+            self._lease.true_up(facts.tokens)
+
+    def _engine_is_done(self, facts: Facts, reply: Reply) -> None:
+        """The whole answer has come, read or not by the client: the reservation ends here."""
+        if self._lease.ended:
+            return
+        self._learn(facts, reply)
+        if facts.error is not None:
+            outcome, reason = Outcome.FAILED, "the engine ended it with an error"
+        elif self._shape_is_stream(reply) and not _complete(facts):
+            outcome, reason = Outcome.FAILED, "the answer ended without its end mark"
+        elif reply.status >= SERVER_ERROR:
+            outcome, reason = Outcome.FAILED, f"the engine answered {reply.status}"
+        else:
+            outcome, reason = Outcome.COMPLETED, None
+        self._trip.ended(outcome, reason)
+        self._lease.end(outcome)
+
+    def _shape_is_stream(self, reply: Reply) -> bool:
+        return reply.status == OK and _is_events(reply)
+
+    async def _break(self, out: web.StreamResponse, error: UpstreamError) -> None:
+        """The server broke mid-stream: say so, end, and let the lease know it was not the engine."""
+        fault = replies.Fault(502, "upstream_error", f"the answer broke off: {error}")
+        self._trip.ended(Outcome.FAILED, str(error))
+        await self._write(out, replies.in_band(fault))
+        await out.write_eof()
+        raise BrokenAnswer(error, out) from error
+
+    # ---- answers in one piece --------------------------------------------------------------------
+
+    async def _whole(self, reply: Reply, data: bytes) -> web.StreamResponse:
+        """A body that is not an event stream: relayed as it comes, its usage read from a copy."""
+        out = await self._open(reply, streamed=False)
+        copy: list[bytes] = []
+        size = 0
+        try:
+            while data or (data := await reply.read()):
+                size += len(data)
+                if size <= FACTS_BYTES:
+                    copy.append(data)
+                if reply.ended:
+                    self._engine_is_done(self._facts(copy, size), reply)
+                await self._write(out, data)
+                data = b""
+        except UpstreamError as error:
+            # Half a JSON body must not look like a whole one: break the connection visibly.
+            self._trip.ended(Outcome.FAILED, str(error))
+            if self._trip.request.transport is not None:
+                self._trip.request.transport.abort()
+            raise BrokenAnswer(error, out) from error
+        self._engine_is_done(self._facts(copy, size), reply)
+        await out.write_eof()
+        return out
+
+    def _facts(self, copy: list[bytes], size: int) -> Facts:
+        return reply_facts(self._dialect, b"".join(copy) if size <= FACTS_BYTES else b"")
+
+    async def _instead_of_an_answer(self, reply: Reply, first: Beginning) -> web.StreamResponse:
+        """A 200 whose first event is an error: nothing was committed, so it gets its real status."""
+        tap = SseTap(self._dialect, strip_usage=False)
+        tap.feed(first.data)
+        self._trip.ended(Outcome.COMPLETED, f"the engine refused it: {first.status}")
+        async with asyncio.timeout(STALLED_S):
+            while await reply.read():
+                pass
+        self._learn(tap, reply)
+        self._trip.record.upstream_status = first.status
+        self._lease.end(Outcome.COMPLETED)
+        error = {"error": {"code": first.status, **(tap.error or {})}}
+        return web.json_response(
+            error, status=first.status, headers={**self._trip.headers(), replies.SOURCE: "upstream"}
+        )
+
+    # ---- shared ----------------------------------------------------------------------------------
+
+    async def _open(self, reply: Reply, *, streamed: bool) -> web.StreamResponse:
+        out = web.StreamResponse(status=reply.status, reason=reply.reason or None)
+        for name, value in reply.headers:
+            out.headers.add(name, value)
+        if streamed:
+            out.headers.popall("content-length", None)
+            out.headers.setdefault("cache-control", "no-cache")
+            out.headers.setdefault("x-accel-buffering", "no")
+        if reply.status >= 400:
+            out.headers[replies.SOURCE] = "upstream"
+        for name, value in self._trip.headers().items():
+            out.headers[name] = value
+        await out.prepare(self._trip.request)
+        return out
+
+    async def _write(self, out: web.StreamResponse, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await out.write(data)
+        except TimeoutError:
+            msg = f"the client took nothing for {STALLED_S:g} s"
+            raise ConnectionResetError(msg) from None
+
+    def _learn(self, facts: Facts, reply: Reply) -> None:
+        self._trip.learned(facts, reply.status, _now())
+        if facts.prompt_tokens is None or self._backend.counter is None or self._counted is None:
+            return
+        # On /generate every sequence reports its prompt: only a single one can be compared.
+        if self._dialect != "generate" or len(self._counted.prompts) * self._intent.n == 1:
+            self._backend.counter.observe(self._counted, facts.prompt_tokens)
+
+
+_DIALECTS: dict[Kind, Dialect] = {
+    Kind.CHAT: "chat",
+    Kind.COMPLETION: "completion",
+    Kind.GENERATE: "generate",
+}
+
+_INCOMPLETE = replies.Fault(
+    502, "upstream_error", "the server ended the answer without its end mark: it is not complete"
+)
+
+
+def _complete(facts: Facts) -> bool:
+    """Whether an answer was given to its end: by its finish reasons, or by an error that the client
+    has seen. The mark [DONE] comes after both."""
+    done = isinstance(facts, SseTap) and facts.done
+    return done or bool(facts.finish_reasons) or facts.error is not None
+
+
+def _is_events(reply: Reply) -> bool:
+    return any(
+        name.lower() == "content-type" and value.startswith("text/event-stream")
+        for name, value in reply.headers
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,146 @@
+"""Every refusal and every failure as an answer: status, headers, body. Exhaustive by type.
+
+The body is OpenAI's error object, which SGLang's own clients read as well: a stable `code` to
+match on, and what was needed, what there was and what to do in words. SDKs retry 408, 409, 429 and
+5xx; `x-should-retry: false` stops them where repeating the request can not help.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from gateway.core.model import Code, Refusal
+
+SOURCE = "x-kvgate-error-source"
+"""Who said no: `gateway` or `upstream`. Without it a 503 of ours and one of the engine's look
+alike to whoever counts them."""
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete reply."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The way to the engine broke. `code` is stable, like those of refusals."""
+
+    status: int
+    code: str
+    message: str
+
+
+STATUS: Final = {
+    Code.CONTEXT_LENGTH_EXCEEDED: 400,
+    Code.INVALID_REQUEST: 400,
+    Code.QUARANTINED: 400,
+    Code.UNAUTHORIZED: 401,
+    Code.FORBIDDEN: 403,
+    Code.NOT_FOUND: 404,
+    Code.BODY_TOO_LARGE: 413,
+    Code.CLIENT_LIMIT: 429,
+    Code.QUEUE_FULL: 429,
+    Code.DEADLINE_UNREACHABLE: 429,
+    Code.NO_BACKEND: 503,
+    Code.QUEUE_TIMEOUT: 503,
+    Code.DRAINING: 503,
+}
+"""The HTTP status of each refusal. 429: there is capacity and others have it. 503: there is none."""
+
+ADVICE: Final = {
+    Code.CONTEXT_LENGTH_EXCEEDED: (
+        "Shorten the prompt, ask for less output, or use a server with a larger pool."
+    ),
+    Code.INVALID_REQUEST: "Correct the request; sending it again will not help.",
+    Code.UNAUTHORIZED: "Send a valid key as 'Authorization: Bearer …'.",
+    Code.FORBIDDEN: "Ask the operator for access.",
+    Code.NOT_FOUND: "Only the inference routes of this API pass the gate.",
+    Code.BODY_TOO_LARGE: "Send a smaller body; images take most of it.",
+    Code.CLIENT_LIMIT: "Wait for your own requests to finish, then try again.",
+    Code.QUEUE_FULL: "Try again after the time in Retry-After.",
+    Code.QUEUE_TIMEOUT: "Try again after the time in Retry-After.",
+    Code.DEADLINE_UNREACHABLE: "Try again later, or allow more time.",
+    Code.QUARANTINED: "This very request was in flight when the server died twice; change it.",
+    Code.NO_BACKEND: "The server is starting or down; try again after the time in Retry-After.",
+    Code.DRAINING: "This gate is shutting down; try again, another one may answer.",
+}
+"""What the client can do about each refusal."""
+
+
+def refused(refusal: Refusal, *, param: str | None = None) -> Answer:
+    """A refusal as an answer."""
+    status = STATUS[refusal.code]
+    error: dict[str, Any] = {
+        "message": f"{_sentence(refusal.message)} {ADVICE[refusal.code]}",
+        "type": _type(status),
+        "param": param,
+        "code": refusal.code.value,
+    }
+    numbers = {
+        "needed": refusal.needed,
+        "available": refusal.available,
+        "position": refusal.position,
+        "eta_s": None if refusal.eta_s is None else round(refusal.eta_s, 1),
+    }
+    error |= {name: value for name, value in numbers.items() if value is not None}
+    headers = {SOURCE: "gateway"}
+    if status in {429, 503}:
+        wait = refusal.retry_after_s if refusal.retry_after_s is not None else 5.0
+        headers["retry-after"] = str(max(1, math.ceil(wait)))
+    elif status != 401:
+        headers["x-should-retry"] = "false"
+    return Answer(status, orjson.dumps({"error": error}), headers)
+
+
+def invalid(message: str, param: str | None = None) -> Answer:
+    """A body the engine would refuse, refused here."""
+    return refused(Refusal(Code.INVALID_REQUEST, message), param=param)
+
+
+def failed(fault: Fault) -> Answer:
+    """The engine or the way to it broke before anything reached the client."""
+    headers = {SOURCE: "upstream"}
+    if fault.status == 503:
+        headers["retry-after"] = "5"
+    return Answer(fault.status, orjson.dumps({"error": error_object(fault)}), headers)
+
+
+def in_band(fault: Fault) -> bytes:
+    """The same after the headers are out: one SSE event. The stream is closed after it, without a
+    [DONE]: SDKs raise on an `error` object, and nothing pretends the answer was complete."""
+    return b"data: " + orjson.dumps({"error": error_object(fault)}) + b"\n\n"
+
+
+def error_object(fault: Fault) -> dict[str, Any]:
+    """OpenAI's error object for a fault."""
+    return {
+        "message": _sentence(fault.message),
+        "type": "upstream_error",
+        "param": None,
+        "code": fault.code,
+    }
+
+
+def _type(status: int) -> str:
+    return {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+        503: "server_error",
+    }.get(status, "invalid_request_error")
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."

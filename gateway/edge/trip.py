@@ -1,0 +1,197 @@
+"""What one request's way leaves behind: its ids, its headers, its record.
+
+A `Trip` is filled as the request goes along and knows how to say every number to the client (reply
+headers), to the server (forwarded headers, our own request id) and to the record.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from gateway.core.model import Code, Outcome, RequestId
+from gateway.edge import replies
+from gateway.observe.record import Record, served_or_other
+from gateway.upstream.headers import strip_hop_by_hop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gateway.core.model import Grant, Refusal
+    from gateway.edge.dialects import Dialect, Intent
+    from gateway.tokens import Counted
+    from gateway.upstream.answer import Facts
+    from gateway.upstream.facts import ServerFacts
+
+_CLEAN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""A client's request id that is safe to echo and to log."""
+
+NOT_FORWARDED = frozenset(
+    {
+        "authorization",  # the client's key is for us; the server's is added per server
+        "cookie",
+        "x-api-key",
+        "content-encoding",  # the body that goes on is ours
+        "x-body-compressed",  # the engine would decompress what we did not count
+        "x-data-parallel-rank",  # the ledger decided the rank
+        "x-request-id",
+    }
+)
+NOT_FORWARDED_PREFIX = "x-override-"
+"""Headers that set engine internals where the engine was started to obey them (>= 0.5.17)."""
+
+
+class Trip:
+    """See the module. Times are the gate's clock, seconds."""
+
+    def __init__(self, request: web.BaseRequest, dialect: Dialect, now: float) -> None:
+        self.request = request
+        # 120 random bits; two digits for the attempt complete a rid of fixed length, so that no rid
+        # is the beginning of another one.
+        self.id = RequestId(secrets.token_hex(15))
+        self.attempts = 0
+        self.target = request.rel_url.raw_path_qs
+        self.record = Record(id=self.id, dialect=type(dialect).__name__.lower())
+        sent = request.headers.get("x-request-id", "")
+        if _CLEAN_ID.fullmatch(sent):
+            self.record.client_request_id = sent
+        retry = request.headers.get("x-stainless-retry-count", "")
+        if retry.isascii() and retry.isdigit() and len(retry) < 4:
+            self.record.client_retry = int(retry)
+        self._began = now
+        self._first: float | None = None
+        self._last: float | None = None
+
+    # ---- along the way ---------------------------------------------------------------------------
+
+    def asks(self, intent: Intent, client: str, facts: Iterable[ServerFacts | None]) -> None:
+        """What the body wants."""
+        served = {model for one in facts if one is not None for model in one.models}
+        record = self.record
+        record.client = client
+        record.model = served_or_other(intent.model, served)
+        record.streamed = intent.stream
+        record.n = intent.n
+        record.cap_asked = intent.cap
+
+    def counted(self, counted: Counted) -> None:
+        """How long its prompts are."""
+        self.record.prompts = len(counted.prompts)
+        self.record.prompt_tokens = counted.total
+        self.record.count_method = counted.method.value
+
+    def granted(self, grant: Grant, free: int) -> str:
+        """A reservation: the id to send upstream. `free` is what was free before it, KV tokens."""
+        rid = f"{self.id}{self.attempts:02d}"
+        self.attempts += 1
+        record = self.record
+        record.attempts = self.attempts
+        record.backend, record.rank = grant.pool.backend, grant.pool.rank
+        record.kv_reserved, record.kv_free_at_grant = grant.demand.kv, free
+        record.cap_forwarded = grant.demand.cap
+        record.cap_source = "asked"
+        if grant.injected:
+            record.cap_source = "injected"
+        elif grant.clamped_from is not None:
+            record.cap_source = "clamped"
+        record.queue_ms = grant.queued_s * 1000
+        return rid
+
+    def first_output(self, now: float) -> None:
+        """The first output of the answer came."""
+        if self._first is None:
+            self._first = now
+
+    def learned(self, facts: Facts, status: int, now: float) -> None:
+        """What the answer said of itself."""
+        self._last = now
+        record = self.record
+        record.upstream_status = status
+        record.cached_tokens = facts.cached_tokens
+        record.usage_prompt_tokens = facts.prompt_tokens
+        record.output_tokens = facts.completion_tokens or facts.tokens
+
+    def ended(self, outcome: Outcome, reason: str | None = None) -> None:
+        """How it ended, as far as the client is concerned. The first word stands."""
+        if self.record.outcome is None:
+            self.record.outcome = outcome
+            self.record.reason = reason
+
+    def left(self) -> None:
+        """The client is gone."""
+        self.ended(Outcome.CANCELLED, "the client left")
+
+    def done(self, now: float) -> Record:
+        """The finished record."""
+        record = self.record
+        self.ended(Outcome.FAILED, "unexpected")
+        record.e2e_ms = (now - self._began) * 1000
+        if self._first is not None:
+            record.ttft_ms = (self._first - self._began) * 1000
+            tokens = (record.output_tokens or 0) / max(1, record.n * record.prompts)
+            if self._last is not None and tokens > 1:
+                record.tpot_ms = (self._last - self._first) * 1000 / (tokens - 1)
+        return record
+
+    # ---- answers ---------------------------------------------------------------------------------
+
+    def refused(self, refusal: Refusal, queued_s: float | None = None) -> web.Response:
+        """The answer to a request that was not admitted."""
+        self.refuse(replies.refused(refusal), refusal.code)
+        record = self.record
+        if queued_s is not None:
+            record.outcome, record.queue_ms = Outcome.EVICTED, queued_s * 1000
+        record.needed, record.available = refusal.needed, refusal.available
+        record.position, record.eta_s = refusal.position, refusal.eta_s
+        record.retry_after_s = refusal.retry_after_s
+        return self._answer(replies.refused(refusal))
+
+    def refuse(self, answer: replies.Answer, code: Code) -> web.Response:
+        """The answer to a request that is not even asked well."""
+        self.ended(Outcome.REJECTED, code.value)
+        self.record.code = code
+        return self._answer(answer)
+
+    def failed(self, fault: replies.Fault) -> web.Response:
+        """The answer to a request whose server broke before anything reached the client."""
+        self.ended(Outcome.FAILED, fault.message)
+        return self._answer(replies.failed(fault))
+
+    def _answer(self, answer: replies.Answer) -> web.Response:
+        return web.Response(
+            status=answer.status,
+            body=answer.body,
+            headers={**self.headers(), **answer.headers},
+            content_type=replies.JSON,
+        )
+
+    # ---- headers ---------------------------------------------------------------------------------
+
+    def headers(self) -> dict[str, str]:
+        """What every answer tells of the decision."""
+        record = self.record
+        told = {"x-request-id": record.client_request_id or self.id}
+        if record.prompt_tokens is not None:
+            told["x-kvgate-prompt-tokens"] = str(record.prompt_tokens)
+        if record.queue_ms is not None:
+            told["x-kvgate-queue-ms"] = f"{record.queue_ms:.0f}"
+        if record.backend is not None:
+            told["x-kvgate-backend"] = record.backend
+            told["x-kvgate-max-tokens"] = str(record.cap_forwarded)
+            if record.cap_source == "clamped":
+                told["x-kvgate-clamped-from"] = str(record.cap_asked)
+            elif record.cap_source == "injected":
+                told["x-kvgate-clamped-from"] = "none"
+        return told
+
+    def forwarded_headers(self) -> list[tuple[str, str]]:
+        """The client's own headers, less what is not for the server."""
+        return [
+            (name, value)
+            for name, value in strip_hop_by_hop(self.request.headers.items())
+            if (low := name.lower()) not in NOT_FORWARDED
+            and not low.startswith(NOT_FORWARDED_PREFIX)
+        ]

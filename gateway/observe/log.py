@@ -1,0 +1,186 @@
+"""Log lines: JSON for machines, aligned text on a terminal, secrets in neither.
+
+Theory of operation: one chain of processors serves our own lines (structlog) and those of libraries
+(standard logging). It redacts by name and by pattern, escapes control characters (a client must not
+be able to forge a line), shortens long text, and renders an exception as its type and frames: the
+message of a foreign exception may quote what was being parsed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+import orjson
+import structlog
+from structlog.stdlib import ProcessorFormatter
+
+from gateway.core.model import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+    from types import TracebackType
+
+    from structlog.typing import FilteringBoundLogger, Processor
+
+    from gateway.observe.record import Record
+
+REDACTED = "[redacted]"
+LEVELS = ("debug", "info", "warning", "error")
+
+_SECRET_NAME = re.compile(
+    r"(?i)(authorization|cookie|password|passwd|secret|credential|bearer"
+    r"|(^|[_.-])(api[_-]?)?keys?$|(^|[_.-])token$)"
+)
+_SECRET_TEXT = (
+    (re.compile(r"(?i)\b(bearer|basic)\s+\S+"), r"\1 " + REDACTED),
+    (
+        re.compile(r"(?i)((?:authorization|x-api-key|api[_-]?key|cookie)['\"]?\s*[:=]\s*)\S.*"),
+        r"\1" + REDACTED,
+    ),
+    (re.compile(r"\b(?:sk|pk|hf|gsk|ghp)[-_][A-Za-z0-9_-]{4,}"), REDACTED),
+    (re.compile(r"//[^/@\s]+@"), f"//{REDACTED}@"),
+)
+_SUSPECT = re.compile(
+    r"(?i)bearer|basic|authorization|api[_-]?key|cookie|//|[sp]k[-_]|hf[-_]|gsk[-_]|ghp[-_]"
+    r"|[\x00-\x1f\x7f-\x9f\u2028\u2029]"
+)
+"""What a text must hold for any pattern here to apply: most texts are passed by one search."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_LONGEST_TEXT = 500
+"""Characters of one value. Our longest sentences are below 300; more is somebody's data."""
+_DEEPEST = 4
+_FRAMES = 12
+"""Innermost stack frames shown: the way from a library's loop into our code and back fits."""
+
+
+def configure(level: str = "info", stream: TextIO | None = None) -> None:
+    """Send all logging to `stream` (default stderr): JSON lines, or text if it is a terminal.
+
+    `level` is one of `LEVELS`. Libraries are heard from warning upwards whatever the level. May be
+    called again; the last call holds.
+    """
+    target = sys.stderr if stream is None else stream
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        frames_only,
+        redact,
+    ]
+    renderer = _renderer(target)
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(target),
+        cache_logger_on_first_use=False,  # a second call must reach loggers already in use
+    )
+    handler = _LibraryHandler(target)
+    handler.setFormatter(
+        ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    for old in [h for h in root.handlers if isinstance(h, _LibraryHandler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(max(threshold, logging.WARNING))
+
+
+def request_line(log: FilteringBoundLogger, record: Record) -> None:
+    """The one line that tells how a request ended; a failure as a warning."""
+    facts = {name: value for name, value in record.to_dict().items() if value is not None}
+    (log.warning if record.outcome is Outcome.FAILED else log.info)("request", **facts)
+
+
+def redact(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Processor: no secret, no control character and no long text in any value, however nested."""
+    for name in list(event):
+        event[name] = _clean(name, event[name], _DEEPEST)
+    return event
+
+
+def frames_only(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Processor: an exception becomes its type, those of its causes, and its innermost frames."""
+    info = event.pop("exc_info", None)
+    error = sys.exception() if info is True else info[1] if isinstance(info, tuple) else info
+    event.pop("stack_info", None)
+    if isinstance(error, BaseException):
+        event["exception"] = _types(error)
+        event["frames"] = _frames(error.__traceback__)
+    return event
+
+
+class _LibraryHandler(logging.StreamHandler[TextIO]):
+    """Our handler on the root logger, told apart from those of others (pytest has some)."""
+
+
+def _renderer(stream: TextIO) -> Processor:
+    if stream.isatty():
+        return structlog.dev.ConsoleRenderer()
+    return structlog.processors.JSONRenderer(serializer=_json)
+
+
+def _json(event: object, **_: object) -> str:
+    return orjson.dumps(event, default=str).decode()
+
+
+def _clean(name: str, value: object, depth: int) -> object:
+    if _secret_name(name):
+        return REDACTED
+    if isinstance(value, str):  # a StrEnum too: str() drops what else it carries
+        return _text(str(value))
+    if value is None or isinstance(value, int | float):
+        return value
+    return _clean_object(value, depth)
+
+
+def _clean_object(value: object, depth: int) -> object:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(value)} bytes>"
+    if depth and isinstance(value, Mapping):
+        return {_text(str(key)): _clean(str(key), inner, depth - 1) for key, inner in value.items()}
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return [_clean("", inner, depth - 1) for inner in value]
+    return _text(str(value))
+
+
+@functools.lru_cache(maxsize=1024)  # the names are our own, and few
+def _secret_name(name: str) -> bool:
+    return bool(_SECRET_NAME.search(name))
+
+
+def _text(text: str) -> str:
+    if len(text) <= _LONGEST_TEXT and not _SUSPECT.search(text):
+        return text
+    for pattern, instead in _SECRET_TEXT:
+        text = pattern.sub(instead, text)
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]}… ({len(text)} characters)"
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def _types(error: BaseException) -> str:
+    names: list[str] = []
+    link: BaseException | None = error
+    while link is not None and len(names) < _FRAMES:
+        names.append(type(link).__qualname__)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return " from ".join(names)
+
+
+def _frames(trace: TracebackType | None) -> list[str]:
+    frames = traceback.extract_tb(trace)[-_FRAMES:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]

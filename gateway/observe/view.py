@@ -1,0 +1,106 @@
+"""Gauges from the core's view, made when somebody scrapes and kept nowhere."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway.observe.record import OTHER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from prometheus_client.metrics_core import Metric
+
+    from gateway.core.model import ClientView, PoolView, QueueView, View
+
+_UNBOUNDED = 1 << 30
+"""A limit nobody set, as the core's `PoolLimits` spells it; shown as +Inf."""
+
+_POOL: tuple[tuple[str, str, Callable[[PoolView], float]], ...] = (
+    ("kv_limit_tokens", "KV tokens that may be reserved.", lambda p: p.kv.limit),
+    ("kv_reserved_tokens", "KV tokens reserved.", lambda p: p.kv.reserved),
+    ("kv_used_tokens", "KV tokens known to be in use.", lambda p: p.kv.used),
+    ("kv_lingering_tokens", "KV tokens reserved for abandoned requests.", lambda p: p.lingering),
+    ("prefill_limit_tokens", "Prompt tokens that may be in prefill.", lambda p: p.prefill.limit),
+    ("prefill_reserved_tokens", "Prompt tokens in prefill.", lambda p: p.prefill.reserved),
+    ("slots_limit", "Requests that may run at once.", lambda p: p.slots.limit),
+    ("slots_reserved", "Requests running.", lambda p: p.slots.reserved),
+    ("pool_open", "1 where requests are admitted, else 0.", lambda p: float(p.open)),
+)
+_QUEUE: tuple[tuple[str, str, Callable[[QueueView], float]], ...] = (
+    ("queue_requests", "Requests waiting.", lambda q: q.requests),
+    ("queue_tokens", "KV tokens the waiting requests need.", lambda q: q.tokens),
+    ("queue_bytes", "Bytes of the waiting requests' bodies.", lambda q: q.bytes),
+    ("queue_oldest_seconds", "Age of the longest-waiting request.", lambda q: q.oldest_s),
+)
+_CLIENT: tuple[tuple[str, str, Callable[[ClientView], float]], ...] = (
+    ("client_held_tokens", "KV tokens a client's requests reserve.", lambda c: c.held_tokens),
+    ("client_inflight_requests", "A client's running requests.", lambda c: c.inflight),
+    ("client_waiting_requests", "A client's waiting requests.", lambda c: c.waiting),
+)
+
+
+class ViewCollector(Collector):
+    """Reads `source` at each scrape. An unreadable view costs the gauges, not the scrape."""
+
+    def __init__(self, failed: Callable[[str], None]) -> None:
+        self.source: Callable[[], View] | None = None
+        self._failed = failed
+        self._backends: frozenset[str] = frozenset()
+        self._clients: frozenset[str] = frozenset()
+
+    def set_names(self, backends: frozenset[str], clients: frozenset[str]) -> None:
+        """The names that may become labels."""
+        self._backends, self._clients = backends, clients
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not read the view."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """The gauges of this instant."""
+        if self.source is None:
+            return []
+        try:
+            return self._gauges(self.source())
+        except Exception:  # noqa: BLE001  # the counters must still be scraped
+            self._failed("view")
+            return []
+
+    def _gauges(self, view: View) -> list[Metric]:
+        pools = [
+            ((self._known(p.pool.backend, self._backends), str(p.pool.rank)), p) for p in view.pools
+        ]
+        clients = [((self._known(c.name, self._clients),), c) for c in view.clients]
+        return [
+            *(
+                _family(name, about, ("backend", "rank"), [(k, read(p)) for k, p in pools])
+                for name, about, read in _POOL
+            ),
+            *(_family(name, about, (), [((), read(view.queue))]) for name, about, read in _QUEUE),
+            *(
+                _family(name, about, ("client",), [(k, read(c)) for k, c in clients])
+                for name, about, read in _CLIENT
+            ),
+        ]
+
+    @staticmethod
+    def _known(name: str, names: frozenset[str]) -> str:
+        return name if name in names else OTHER
+
+
+def _family(
+    name: str, about: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float]]
+) -> Metric:
+    """One gauge. Values of equal labels (several strangers are all `other`) are added up."""
+    family = GaugeMetricFamily(f"kvgate_{name}", about, labels=labels)
+    sums: dict[tuple[str, ...], float] = {}
+    for key, value in values:
+        sums[key] = sums.get(key, 0.0) + (value if value < _UNBOUNDED else math.inf)
+    for key, total in sums.items():
+        family.add_metric(key, total)
+    return family

@@ -1,0 +1,193 @@
+"""Who is calling: keys are read once, kept as SHA-256 digests, and compared in constant time.
+
+The policy names where keys are (an environment variable, a file); `read_secrets` reads them. The
+digests are unsalted because API keys are random and never leave this process; the point is that no
+dump, log or repr of the gate holds a client's key. The keys of *backends* must be sent upstream and
+stay readable, behind a type that does not print itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
+
+from gateway.policy.checks import ANYONE
+from gateway.policy.problems import Finding, PolicyError, Problem, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from gateway.policy.problems import Loc
+    from gateway.policy.schema import Backend, Client, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What the key variables and files held. `digests` are of client keys, each with its client."""
+
+    digests: tuple[tuple[bytes, str], ...] = field(default=(), repr=False)
+    backend_keys: Mapping[str, SecretStr] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unauthorized:
+    """Nobody the policy knows. The message says what was needed and never what was sent."""
+
+    message: str
+
+
+def read_secrets(policy: Policy, env: Mapping[str, str] = os.environ) -> Secrets:
+    """Read every key the policy names.
+
+    Raises PolicyError naming each variable that is unset and each file that cannot be read.
+    `load_policy` has found those already, so this fails only if they vanished in between.
+    """
+    secrets, found = gather(dict(enumerate(policy.backends)), dict(enumerate(policy.clients)), env)
+    if found:
+        raise PolicyError(
+            [Problem("policy", f.path, shown(f.loc, f.value), f.wrong, f.remedy) for f in found]
+        )
+    return secrets
+
+
+def gather(
+    backends: Mapping[int, Backend], clients: Mapping[int, Client], env: Mapping[str, str]
+) -> tuple[Secrets, list[Finding]]:
+    """Read keys of well-formed items (index → item) and what is wrong with them."""
+    found: list[Finding] = []
+    backend_keys: dict[str, SecretStr] = {}
+    for i, backend in backends.items():
+        reader = _Reader(("backends", i), env, found)
+        keys = [*reader.variable("api_key_env", backend.api_key_env)]
+        keys += reader.file("api_key_file", backend.api_key_file)
+        if keys:
+            backend_keys[backend.name] = SecretStr(keys[0])
+    digests: dict[bytes, tuple[int, str]] = {}
+    for i, client in clients.items():
+        reader = _Reader(("clients", i), env, found)
+        field_name = "key_env" if client.key_env else "key_file"
+        keys = [
+            *reader.variable("key_env", client.key_env),
+            *reader.file("key_file", client.key_file),
+        ]
+        for key in keys:
+            owner, _ = digests.setdefault(digest(key), (i, client.name))
+            if owner != i:
+                found.append(
+                    Finding(
+                        ("clients", i, field_name),
+                        client.key_env or str(client.key_file),
+                        f"holds the same key as clients[{owner}]",
+                        "give each client a key of its own",
+                    )
+                )
+    flat = tuple((sha, name) for sha, (_, name) in digests.items())
+    return Secrets(flat, backend_keys), found
+
+
+def digest(key: str) -> bytes:
+    """SHA-256 of a key as it travels in a header."""
+    return hashlib.sha256(_bytes(key)).digest()
+
+
+def _bytes(text: str) -> bytes:
+    # A header that is not UTF-8 arrives with lone surrogates; it must not raise, only not match.
+    return text.encode("utf-8", "surrogatepass")
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads the keys of one item and notes what is wrong."""
+
+    loc: Loc
+    env: Mapping[str, str]
+    found: list[Finding]
+
+    def variable(self, field_name: str, name: str | None) -> Iterator[str]:
+        if name is None:
+            return
+        value = self.env.get(name, "").strip()
+        if value:
+            yield value
+            return
+        state = "is an environment variable that is empty" if name in self.env else "is not set"
+        self._find(field_name, name, state, f"export {name}=… before starting the gate")
+
+    def file(self, field_name: str, path: Path | None) -> Iterator[str]:
+        if path is None:
+            return
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = (error.strerror or "") if isinstance(error, OSError) else "not text"
+            self._find(
+                field_name,
+                str(path),
+                f"cannot be read: {reason.lower()}",
+                "check path and permissions",
+            )
+            return
+        keys = [line.strip() for line in text.splitlines() if line.strip()]
+        if not keys:
+            self._find(field_name, str(path), "holds no key", "write one key a line")
+        yield from keys
+
+    def _find(self, field_name: str, value: str, wrong: str, remedy: str) -> None:
+        self.found.append(Finding((*self.loc, field_name), value, wrong, remedy))
+
+
+class Identify:
+    """Tells from a request's headers which client of the policy it is."""
+
+    def __init__(self, policy: Policy, secrets: Secrets) -> None:
+        self._digests = secrets.digests
+        self._headers = tuple(
+            (c.header.name, c.header.value, c.name) for c in policy.clients if c.header
+        )
+        open_to_all = not policy.clients or any(c.name == ANYONE for c in policy.clients)
+        self._anonymous = ANYONE if open_to_all else None
+
+    def resolve(self, headers: Mapping[str, str], peer: str = "") -> str | Unauthorized:  # noqa: ARG002
+        """The client's name, or why there is none.
+
+        `headers` must find lower-case names, as a case-insensitive mapping does. A key that is
+        known wins over a header; an unknown key counts as none, since SDKs insist on sending one.
+        `peer` is the caller's address: no rule reads it yet.
+        """
+        presented = list(_keys(headers))
+        for key in presented:
+            if (name := self._owner(key)) is not None:
+                return name
+        for header, value, name in self._headers:
+            sent = headers.get(header)
+            if sent is not None and hmac.compare_digest(_bytes(sent), _bytes(value)):
+                return name
+        if self._anonymous is not None:
+            return self._anonymous
+        state = "is not known here" if presented else "is missing"
+        return Unauthorized(
+            f"The API key {state}; send a key from this server's operator as "
+            "'Authorization: Bearer …' or 'x-api-key: …'."
+        )
+
+    def _owner(self, key: str) -> str | None:
+        sent = digest(key)
+        owner = None
+        for known, name in self._digests:  # to the end: the time must not tell which one matched
+            if hmac.compare_digest(known, sent):
+                owner = name
+        return owner
+
+
+def _keys(headers: Mapping[str, str]) -> Iterator[str]:
+    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        yield token.strip()
+    if key := headers.get("x-api-key", "").strip():
+        yield key

@@ -1,0 +1,124 @@
+"""From a policy and a server's facts to the core's plain values. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from gateway.core.model import ClientRule, PoolLimits, QueueRule
+from gateway.policy.checks import ANYONE
+
+if TYPE_CHECKING:
+    from gateway.policy.schema import Backend, Client, Policy
+
+LEAST_PREFILL_TOKENS = 2048
+"""Least `prefill_tokens: auto`. SGLang picks chunks of 2,048 for cards below 24 GB, its smallest
+automatic value (0.5.6-0.5.23); a server started with a smaller chunk would otherwise make short
+prompts go one by one, although several chunks of that size pass in the time of one network round
+trip."""
+
+
+_UNBOUNDED = 1 << 30
+"""A limit nobody set, as `PoolLimits` spells it."""
+
+
+class Facts(Protocol):
+    """What a server says about one of its pools. Tokens, unless another unit is named."""
+
+    @property
+    def pool_tokens(self) -> int:
+        """KV pool of one data-parallel rank (max_total_num_tokens)."""
+
+    @property
+    def page(self) -> int:
+        """KV page size."""
+
+    @property
+    def context(self) -> int:
+        """Prompt and output of one sequence together."""
+
+    @property
+    def max_input(self) -> int:
+        """Longest prompt taken (max_req_input_len)."""
+
+    @property
+    def max_running(self) -> int | None:
+        """Requests running at once per rank; None where the server does not say."""
+
+    @property
+    def chunk(self) -> int | None:
+        """chunked_prefill_size; None or not positive: chunking is off."""
+
+    @property
+    def max_prefill(self) -> int | None:
+        """max_prefill_tokens; None where the server does not say."""
+
+    @property
+    def speculative_reserve(self) -> int:
+        """Tokens speculative decoding looks ahead, per sequence."""
+
+
+def client_rules(policy: Policy) -> dict[str, ClientRule]:
+    """The rule of each client by name. `anyone` is there exactly if unknown callers may come in."""
+    if not policy.clients:
+        return {ANYONE: ClientRule(ANYONE)}
+    return {client.name: _client_rule(client) for client in policy.clients}
+
+
+def _client_rule(client: Client) -> ClientRule:
+    return ClientRule(
+        name=client.name,
+        weight=client.weight,
+        max_inflight=client.max_inflight,
+        max_held_tokens=client.max_held_tokens,
+        max_waiting=client.max_waiting,
+    )
+
+
+def queue_rule(policy: Policy) -> QueueRule:
+    """The queue's bounds."""
+    queue = policy.queue
+    return QueueRule(
+        max_requests=queue.max_requests,
+        max_tokens=queue.max_tokens,
+        max_bytes=queue.max_bytes,
+        max_wait_s=queue.max_wait_s,
+    )
+
+
+def pool_limits(backend: Backend, facts: Facts) -> PoolLimits:
+    """What one pool can take: what the server reports, narrowed by the policy, never widened.
+
+    kv_tokens = pool - page - ceil(pool · kv_slack), at least 0. A page, because the engine admits
+    on strictly less than what is left, so the last page of the advertised pool is not to be had;
+    the slack for what runs beside the requests we know (see `Backend.kv_slack`).
+    """
+    pool = facts.pool_tokens
+    kv_tokens = max(0, pool - facts.page - math.ceil(pool * backend.kv_slack))
+    return PoolLimits(
+        kv_tokens=kv_tokens,
+        page=facts.page,
+        context=facts.context,
+        max_input=facts.max_input,
+        max_prompt=_set(backend.max_prompt_tokens),
+        default_output=_set(backend.default_output_tokens),
+        max_output=_set(backend.max_output_tokens),
+        prefill_tokens=_set(backend.prefill_tokens) or _auto_prefill(facts),
+        slots=_slots(_set(backend.slots), facts.max_running),
+        speculative=facts.speculative_reserve,
+    )
+
+
+def _set(value: int | Literal["auto"]) -> int | None:
+    return None if value == "auto" else value
+
+
+def _slots(asked: int | None, served: int | None) -> int:
+    known = [n for n in (asked, served) if n is not None]
+    return min(known, default=_UNBOUNDED)
+
+
+def _auto_prefill(facts: Facts) -> int:
+    """One prefill chunk of the server, so that nothing waits inside the engine."""
+    chunk = facts.chunk if facts.chunk is not None and facts.chunk > 0 else facts.max_prefill
+    return _UNBOUNDED if chunk is None else max(chunk, LEAST_PREFILL_TOKENS)

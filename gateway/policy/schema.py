@@ -1,0 +1,322 @@
+"""What a policy file may say. Every field tells its meaning, its unit and why its default is so.
+
+Theory of operation: the models are frozen and strict and forbid unknown keys, so a policy that
+loads means what it says. They hold no secret: a key is *named* here (an environment variable or a
+file) and read by `clients`. What must hold between fields is in `checks`. The docstring under a
+field is its description in `kvgate schema`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from gateway.policy import checks
+from gateway.policy.types import (
+    Address,
+    Admission,
+    Count,
+    CountOrAuto,
+    EnvName,
+    FilePath,
+    HeaderName,
+    Name,
+    Seconds,
+    ServerUrl,
+    name_of_url,
+)
+
+
+class Section(BaseModel):
+    """What all parts of a policy have in common."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,  # a mistyped line may hold a key
+    )
+
+
+def _name_from_url(data: dict[str, Any]) -> str:
+    return name_of_url(data["url"])
+
+
+class Backend(Section):
+    """One SGLang server. Only `url` is needed: the rest is read from the server."""
+
+    url: ServerUrl
+    """The server's root, http or https, without /v1 and without credentials (URLs appear in logs
+    and on the status page). No default: there is nothing to stand in front of without it."""
+
+    name: Name = Field(default_factory=_name_from_url)
+    """How logs, headers and metrics call this server. Default: the URL's host and port, which is
+    unique and says where to look."""
+
+    api_key_env: EnvName | None = None
+    """Environment variable with the key this server wants, sent as a bearer token. Default none:
+    SGLang asks for no key unless started with --api-key. Never the key itself: policy files are
+    copied and committed."""
+
+    api_key_file: FilePath | None = None
+    """File with the key this server wants, as an alternative to api_key_env (mounted secrets).
+    Default none, for the same reason."""
+
+    max_output_tokens: CountOrAuto = "auto"
+    """Largest output cap per sequence, tokens; a larger request is clamped and told so in
+    x-kvgate-clamped-from. Default auto: what context and pool leave beside the prompt, because a
+    smaller number would be a guess about somebody's work."""
+
+    default_output_tokens: CountOrAuto = "auto"
+    """Output cap given to a request that sends none, tokens. SGLang itself would give a chat all
+    that is left of the pool, so two such requests cannot run side by side. Default auto: a quarter
+    of the pool, prompt included, but never less than min(8,192, pool/8) and never more than
+    16,384; then whatever context and pool leave. A quarter, so that several such requests run at
+    once; 8,192, because that holds a whole source file written by an agent; 16,384, because that
+    is above the 99th percentile (14,446 tokens) of the outputs of a reasoning model (ServeGen,
+    DeepSeek-R1 trace), so no thought is cut for no reason. max_output_tokens applies as well."""
+
+    max_prompt_tokens: CountOrAuto = "auto"
+    """Longest prompt sent to this server, tokens; a longer one is refused at once. Default auto:
+    the server's own max_req_input_len. Set it where long prefills have killed the server: prefill
+    scratch memory is outside the KV pool."""
+
+    slots: CountOrAuto = "auto"
+    """Requests running at once, per data-parallel rank. Default auto: the server's effective
+    maximum. Set it lower where many long decodes at once crawl; it never raises what the server
+    allows."""
+
+    prefill_tokens: CountOrAuto = "auto"
+    """Prompt tokens in prefill at once, per data-parallel rank; one longer prompt goes alone.
+    Default auto: one prefill chunk of the server (chunked_prefill_size, or max_prefill_tokens
+    where chunking is off), at least 2,048: the engine works on one chunk a step, so more would
+    only wait inside it, where nobody can bound, order or withdraw it."""
+
+    kv_slack: float = Field(default=0.01, ge=0, le=0.5)
+    """Part of the KV pool never promised, 0 to 0.5. Default 0.01: the engine holds pages nobody
+    asked for (one step of look-ahead for each running request, an abort that takes effect a step
+    late, a health probe's token); a hundredth of a 67,000-token pool is 670 tokens, some six pages
+    of 16 for each of 7 running requests."""
+
+    tokenizer: FilePath | None = None
+    """Directory with tokenizer.json and tokenizer_config.json of the served model, to count
+    prompts here. Default none: the path the server reports if it exists on this machine, else the
+    server's own /tokenize, else an upper bound from the bytes."""
+
+
+class HeaderMatch(Section):
+    """A header whose value tells the client. Anyone can send a header: use it behind a proxy that
+    sets it, not on an open port."""
+
+    name: HeaderName
+    """Header name, any case. No default: it depends on the proxy in front."""
+
+    value: str = Field(min_length=1, repr=False)
+    """The exact value that means this client. No default: it depends on the proxy in front."""
+
+
+class Client(Section):
+    """One client, known by a key or a header. The entry named `anyone` has neither and stands for
+    everybody else; with clients listed and no `anyone`, unknown callers get 401."""
+
+    name: Name
+    """How logs, records and metrics call this client. No default: a label nobody chose helps
+    nobody."""
+
+    key_env: EnvName | None = None
+    """Environment variable with this client's key, taken as a bearer token or x-api-key. Default
+    none. Only a SHA-256 of the key is kept in memory."""
+
+    key_file: FilePath | None = None
+    """File with this client's keys, one a line, so that a new key can be handed out before the old
+    one is withdrawn. Default none."""
+
+    header: HeaderMatch | None = None
+    """Header that tells this client instead of a key. Default none: a header proves nothing by
+    itself."""
+
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    """Share of the server where clients compete: 2 gets twice the tokens of 1. Default 1: equals
+    until somebody says otherwise. A client that is alone may use everything."""
+
+    max_inflight: Count | None = None
+    """Requests of this client running at once. Default none: the pool is the limit, and an idle
+    server helps nobody."""
+
+    max_held_tokens: Count | None = None
+    """KV tokens this client's running requests may reserve together. Default none, for the same
+    reason."""
+
+    max_waiting: Count | None = None
+    """Requests of this client waiting at once; more get 429 client_limit. Default none: the queue
+    has bounds of its own."""
+
+
+class Queue(Section):
+    """How much may wait, and how long. A request that meets a full queue gets 429 at once."""
+
+    max_requests: Count = 256
+    """Requests waiting. Default 256: twice what a server that starts one request a second can
+    start within max_wait_s, so that a burst of short ones still finds room."""
+
+    max_tokens: Count = 4_000_000
+    """KV tokens the waiting requests need together. Default 4,000,000: sixty times the pool of a
+    24 GB card (67,375); to start more within max_wait_s, it would have to be emptied and filled
+    anew every two seconds."""
+
+    max_bytes: Count = 512 << 20
+    """Bytes of request bodies held for waiting requests. Default 512 MiB: eight bodies of the
+    largest size allowed, and little enough for the memory of a small machine."""
+
+    max_wait_s: Seconds = 120.0
+    """Longest wait, seconds; then 503 queue_timeout with Retry-After. Default 120: agents and SDKs
+    give up at 600 s or later, so half a minute of prefill and a long answer still fit behind it;
+    an interactive user has left long before."""
+
+
+class Limits(Section):
+    """Bounds on single requests and on the way to the server."""
+
+    body_bytes: Count = 64 << 20
+    """Largest request body, bytes; more gets 413. Default 64 MiB: several base64 images; the
+    longest text prompt any served context takes is below 10 MiB."""
+
+    max_n: Count = 128
+    """Largest `n`. Default 128, the OpenAI API's own limit; the demand is charged n times, so most
+    pools refuse sooner, with the numbers."""
+
+    max_prompts: Count = 1024
+    """Prompts in one request (completions and /generate take lists). Default 1,024: batch scripts
+    send hundreds; each prompt is charged in full, so the pool refuses sooner."""
+
+    connect_s: Seconds = 5.0
+    """Longest wait for a TCP connection to the server, seconds. Default 5: a listening server
+    accepts in milliseconds even while its scheduler is busy; two lost SYNs fit (they are sent again after 1 and 3 s)."""
+
+    first_byte_s: Seconds = 900.0
+    """Longest wait for the first byte of a streamed answer, counted from dispatch, seconds; time in
+    the gate's queue does not count. Default 900: since SGLang 0.5.12 headers come with the first
+    token, so this covers a whole prefill: 262,000 tokens at 300 tokens/s take 873 s."""
+
+    answer_s: Seconds = 3600.0
+    """Longest wait for an answer that is not streamed, counted from dispatch, seconds. Default
+    3,600: nothing is sent before the last token, and 32,000 tokens at 10 tokens/s take 3,200 s."""
+
+    idle_s: Seconds = 300.0
+    """Longest silence within a stream that has begun, seconds. Default 300: a request that SGLang
+    retracts is silent until it is prefilled again; 95 s was measured on a small pool."""
+
+    release_grace_s: Seconds = 15.0
+    """How long the reservation of an abandoned request is kept when the server does not confirm
+    that it is gone, seconds. Default 15: SGLang notices a closed connection at polls 4 s apart
+    (10 s where SGLANG_REQUEST_STATE_WAIT_TIMEOUT is raised so) and finishes its step first; 2.0 to
+    3.3 s were measured."""
+
+
+class Caps(Section):
+    """Rules for output caps."""
+
+    useful_floor: Count = 256
+    """Smallest output worth starting, tokens: where context or pool leave less (and the client
+    asked for more), the request is refused with 400 context_length_exceeded instead of being cut
+    to a stub. Default 256: a tool call or a short paragraph."""
+
+
+class Observe(Section):
+    """What is written down. Never prompts, replies or keys."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity logged. Default info: one line a request and every change of a server's
+    state. KVGATE_LOG overrides."""
+
+    records: FilePath | None = None
+    """File for one JSON line a request with every number of its decision. Default none: a service
+    should not fill a disk nobody offered."""
+
+    records_max_bytes: Count = 64 << 20
+    """Size at which the records file is rotated, bytes. Default 64 MiB: some 90,000 requests of
+    about 700 bytes, and small enough to open."""
+
+    records_keep: int = Field(default=4, ge=0)
+    """Rotated files kept beside the current one. Default 4: 320 MiB in all at most, some days of a
+    busy server."""
+
+    recent: Count = 200
+    """Finished requests kept in memory for the status page. Default 200: a screenful with room to
+    scroll; a record takes two or three kilobytes of memory."""
+
+
+class Policy(Section):
+    """Everything an operator may decide. An empty file with one `--backend` is a good policy."""
+
+    backends: tuple[Backend, ...] = Field(default=(), strict=False)
+    """The servers. Default none, so that a policy can be tried on any server with --backend; where
+    neither names one, loading fails."""
+
+    clients: tuple[Client, ...] = Field(default=(), strict=False)
+    """Who may call, and how much of the server is theirs. Default: everybody is one client named
+    `anyone` without limits of its own, and the gate listens on loopback only."""
+
+    queue: Queue = Queue()
+    """How much may wait, and how long. Defaults: see there."""
+
+    limits: Limits = Limits()
+    """Bounds on single requests and on the way to the server. Defaults: see there."""
+
+    caps: Caps = Caps()
+    """Rules for output caps. Defaults: see there."""
+
+    observe: Observe = Observe()
+    """What is written down. Defaults: see there."""
+
+    reservation: Literal["declared"] = "declared"
+    """How much of a request's cap is charged to the KV ledger. declared, the default and for now
+    the only one: the whole cap, the true worst case, which never makes the engine retract but
+    leaves unused what short answers do not take. forecast, which charges what answers are likely to
+    take, will be added and become the default."""
+
+    admission: Admission = "on"
+    """on, the default: decide and enforce. off: forward the very bytes of every request to the
+    least busy server, count, cap and hold nothing; still one record and one log line each. Default
+    on: it is what the gate is for. Off is for the day somebody suspects the gate."""
+
+    listen: Address = "127.0.0.1:8080"
+    """HOST:PORT of the data plane. Default loopback: without keys an open port gives the server to
+    everybody on the network. KVGATE_LISTEN and --listen override."""
+
+    control: Address = "127.0.0.1:8081"
+    """HOST:PORT of the control plane (page, status, metrics, probes, drain). Default loopback: it
+    has no keys, and whoever reaches it may drain the gate. KVGATE_CONTROL and --control
+    override."""
+
+    allow_open: bool = False
+    """Listen beyond loopback although no client has a key. Default false: being open should be a
+    decision, not an oversight."""
+
+    drain_s: Seconds = 25.0
+    """How long running requests may finish after SIGTERM or POST /drain, seconds; then they are
+    cancelled and counted. Default 25: Kubernetes kills 30 s after SIGTERM, systemd after 90."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """For policies built in code: `load` reports the same findings with file and line."""
+        found = checks.between(
+            dict(enumerate(self.backends)), dict(enumerate(self.clients)), self.listen, self.control
+        )
+        found += checks.open_door(
+            self.listen,
+            keyed=any(c.key_env or c.key_file for c in self.clients),
+            allowed=self.allow_open,
+        )
+        if found:
+            text = "; ".join(f"{f.path}: {f.wrong}" for f in found)
+            raise PydanticCustomError(checks.CROSS_ERROR, "{text}", {"text": text})
+        return self
+
+
+ANYONE = checks.ANYONE
+"""Name of the client that stands for everybody without a key or header of their own."""

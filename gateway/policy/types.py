@@ -1,0 +1,187 @@
+"""How one value of a policy is read: addresses, URLs, names, paths, numbers that may be `auto`.
+
+Each type refuses with a sentence and a remedy (see `bad`), never with pydantic's own words, and
+never repeats the value: whoever prints the refusal decides whether the value is fit to be shown.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WrapValidator
+from pydantic_core import PydanticCustomError, ValidationError
+
+OWN_ERROR = "kvgate"
+"""The error type of every refusal made here; its context holds `remedy`."""
+
+
+def bad(wrong: str, remedy: str) -> PydanticCustomError:
+    """A refusal in plain words. Neither text may repeat the value."""
+    return PydanticCustomError(OWN_ERROR, "{wrong}", {"wrong": wrong, "remedy": remedy})
+
+
+# ---- numbers ------------------------------------------------------------------------------
+
+
+def _whole_or_auto(value: object, inner: Any) -> Any:  # noqa: ANN401  # pydantic's own signature
+    try:
+        return inner(value)
+    except ValidationError:
+        raise bad(
+            "must be a whole number above 0, or the word auto",
+            "write a number without quotes, or leave the line out",
+        ) from None
+
+
+Count = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+CountOrAuto = Annotated[Count | Literal["auto"], WrapValidator(_whole_or_auto)]
+
+
+# ---- switches -----------------------------------------------------------------------------
+
+
+def _yaml_switch(value: object) -> object:
+    """YAML 1.1 reads a bare `on` or `off` as a boolean; people mean the word."""
+    if value is True:
+        return "on"
+    if value is False:
+        return "off"
+    return value
+
+
+Admission = Annotated[Literal["on", "off"], BeforeValidator(_yaml_switch)]
+
+
+# ---- names --------------------------------------------------------------------------------
+
+_NAME = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,63}")
+_ENV = re.compile(r"[A-Z_][A-Z0-9_]*")
+_HEADER = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise bad(
+            "is not usable as a name: names appear in headers and metric labels",
+            "use letters, digits, '.', '_', ':' and '-', at most 64",
+        )
+    return value
+
+
+def _env_name(value: str) -> str:
+    # Upper case only: a key pasted here by mistake is then almost never taken for a name.
+    if not _ENV.fullmatch(value):
+        raise bad(
+            "is not the name of an environment variable",
+            "write the variable's name (capitals, digits, '_'), not the key itself",
+        )
+    return value
+
+
+def _header_name(value: str) -> str:
+    value = value.lower()
+    if not _HEADER.fullmatch(value):
+        raise bad("is not the name of a header", "write a name such as x-team")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+
+
+# ---- paths --------------------------------------------------------------------------------
+
+
+def _anchored(path: Path, info: ValidationInfo) -> Path:
+    """A relative path counts from the policy file, so that the two move together."""
+    path = path.expanduser()
+    base = (info.context or {}).get("base")
+    return path if path.is_absolute() or base is None else Path(base) / path
+
+
+FilePath = Annotated[Path, Field(strict=False), AfterValidator(_anchored)]
+
+
+# ---- addresses ----------------------------------------------------------------------------
+
+_LAST_PORT = 65_535
+_ADDRESS_REMEDY = "write HOST:PORT, for example 127.0.0.1:8080 or [::1]:8080"
+
+
+def _address(value: str) -> str:
+    host, colon, port = value.strip().rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > _LAST_PORT:
+        raise bad("is not an address to listen on", _ADDRESS_REMEDY)
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise bad("is an IPv6 address without brackets", _ADDRESS_REMEDY)
+    if not host:  # ":8080" means every interface nearly everywhere
+        host = "0.0.0.0"  # noqa: S104  # said by the operator; `checks` asks for keys
+    return f"{host.lower()}:{int(port)}"
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+def host_port(address: str) -> tuple[str, int]:
+    """Split a validated `Address` into the host, without brackets, and the port (0: any free)."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a validated `Address` can be reached from this machine only."""
+    host, _ = host_port(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # another name: whatever it resolves to, do not take it for loopback
+
+
+# ---- URLs ---------------------------------------------------------------------------------
+
+_DEFAULT_PORT = {"http": 80, "https": 443}
+
+
+def _server_url(value: str) -> str:
+    """Normalise a server's root URL: lower-case host, explicit port, no trailing slash."""
+    text = value.strip()
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+        raise bad("is a URL without a scheme", "write http://HOST:PORT")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise bad("is not a URL", "write http://HOST:PORT") from None
+    if parts.scheme not in _DEFAULT_PORT:
+        raise bad("is not an http or https URL", "write http://HOST:PORT")
+    if parts.username is not None or parts.password is not None:
+        raise bad(
+            "holds credentials, and URLs end up in logs",
+            "take them out and name the key in api_key_env or api_key_file",
+        )
+    if not parts.hostname or re.search(r"\s", text):
+        raise bad("is a URL without a host", "write http://HOST:PORT")
+    if parts.query or parts.fragment:
+        raise bad("has a query or fragment", "give the server's root: http://HOST:PORT")
+    path = parts.path.rstrip("/")
+    if path.endswith("/v1"):
+        raise bad("ends in /v1", "give the server's root without /v1; the gate adds the routes")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port or _DEFAULT_PORT[parts.scheme]}{path}"
+
+
+ServerUrl = Annotated[str, AfterValidator(_server_url)]
+
+
+def name_of_url(url: str) -> str:
+    """The name of a backend that was given none: its host and port."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}{parts.path.replace('/', '.')}"

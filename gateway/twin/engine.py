@@ -1,0 +1,400 @@
+"""SGLang's scheduler as a pure, clock-driven machine.
+
+Theory of operation
+-------------------
+The scheduler is a loop: receive, choose a batch, run it, process the result. A step that began at
+`t` ends at ``t + duration``; what arrives meanwhile is seen at its end. `advance(now)` plays every
+step that ends by `now` and returns what happened; `next_wakeup()` says when the current step ends.
+
+An engine made `coarse` takes runs of equal decode steps at once, for simulations of hours: the same
+times and decisions, but one Progress event for many tokens.
+
+Each pass prefers prefill: first the next chunk of a long prompt, then waiting requests as far as
+`intake` lets them in. Only when there is nothing to prefill does the batch decode, one token a
+sequence. A decode step that finds no page evicts cached prefixes, then retracts requests
+(`retraction`): they go to the END of the queue and are prefilled again, prompt and output, when
+their turn comes.
+
+What kills it is in `deaths`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from gateway.twin import deaths, intake, snapshots
+from gateway.twin.budget import NewTokenRatio
+from gateway.twin.jobs import Counters, Died, Ending, Event, Finished, Job, Phase, Progress
+from gateway.twin.limits import Limits
+from gateway.twin.memory import Memory
+from gateway.twin.pace import Pace, steps_alike
+from gateway.twin.retraction import LAST_REQUEST, retract
+from gateway.twin.snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from gateway.twin.profiles import Profile
+    from gateway.twin.versions import Traits
+
+QUEUE_FULL = "The request queue is full."
+
+
+class Engine:
+    """One scheduler over one pool of `pool` tokens (default the profile's). `now` never goes
+    back. Not thread-safe."""
+
+    def __init__(
+        self, profile: Profile, traits: Traits, *, pool: int | None = None, coarse: bool = False
+    ) -> None:
+        self.profile = profile
+        self.traits = traits
+        capacity = profile.pool if pool is None else pool
+        self.memory = Memory(capacity, profile.page, profile.block, radix=profile.radix)
+        self.pool = self.memory.pool
+        self.limits = Limits(profile, traits, self.pool)
+        self.ratio = NewTokenRatio(profile.conservativeness)
+        self.counters = Counters()
+        self.dead: str | None = None
+        self.snapshot = Snapshot(at=0.0, capacity=self.pool.capacity)
+        self.gauges = self.snapshot
+        self._inbox: deque[Job] = deque()
+        self._aborts: list[str] = []
+        self._waiting: list[Job] = []
+        self._running: list[Job] = []
+        self._chunked: Job | None = None
+        self._jobs: dict[str, Job] = {}
+        self._full = False
+        self._prefilling: list[Job] = []  # in the step in progress
+        self._decoding: list[Job] = []  # in the step in progress
+        self._pace = Pace()
+        self._coarse = coarse
+        self._events: list[Event] = []
+
+    # ---- what others may look at
+
+    @property
+    def running(self) -> int:
+        """Sequences that decode or are in prefill."""
+        return len({id(job) for job in (*self._running, *self._prefilling)})
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._waiting) + len(self._inbox)
+
+    @property
+    def used(self) -> int:
+        """Pool tokens in use; cached prefixes nobody uses do not count."""
+        return self.memory.used
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._jobs)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or arrives."""
+        return not self._jobs
+
+    # ---- what others may do
+
+    def submit(self, job: Job, now: float, *, start: bool = True) -> None:
+        """Hand in a job. It is seen when the step in progress ends, at once when idle; with
+        `start` false (a frozen scheduler) it is only left in the inbox. A dead engine loses it."""
+        if start:
+            self._play(now)
+        if self.dead is not None:
+            return
+        job.arrived = now
+        self._inbox.append(job)
+        self._jobs[job.rid] = job
+        if start:
+            self._wake(now)
+
+    def abort(self, prefix: str, now: float, *, start: bool = True) -> None:
+        """End every job whose rid starts with `prefix`: SGLang matches by prefix."""
+        if start:
+            self._play(now)
+        if self.dead is None:
+            self._aborts.append(prefix)
+            if start:
+                self._wake(now)
+
+    def postpone(self, seconds: float, now: float) -> None:
+        """The scheduler stood still for `seconds` and goes on now."""
+        if self._pace:
+            self._pace.shift(seconds)
+        elif self.dead is None and (self._inbox or self._aborts):
+            self._begin(now)
+
+    def kill(self, now: float, reason: str) -> None:
+        """The scheduler dies now; what is in flight never ends."""
+        if self.dead is None:
+            self.dead = reason
+            self._pace.stop()
+            self._events.append(Died(now, reason, len(self._jobs)))
+
+    def next_wakeup(self) -> float | None:
+        """When something will have happened; None while idle or dead."""
+        return self._pace.until
+
+    def advance(self, now: float) -> list[Event]:
+        """Play every step that ends by `now`; what happened since the last call, in order."""
+        self._play(now)
+        events, self._events = self._events, []
+        return events
+
+    def publish(self, now: float) -> Snapshot:
+        """Bring what /v1/loads reads up to date."""
+        self.snapshot = snapshots.take(
+            now,
+            self.memory,
+            running=self._running,
+            waiting=self._waiting,
+            counters=self.counters,
+            ratio=self.ratio.now,
+            last=self.gauges,
+        )
+        return self.snapshot
+
+    # ---- the loop
+
+    def _play(self, now: float) -> None:
+        while (until := self._pace.until) is not None and until <= now:
+            at, steps = self._pace.finish()
+            self._complete(at, steps)
+            self._begin(at)
+        steps, at = self._pace.passed(now)
+        if steps:  # a coarse engine is in the middle of several
+            self._decoded(steps, at)
+            self.ratio.decay()
+            self._decode_all(at)  # the step in progress
+
+    def _wake(self, now: float) -> None:
+        """Something arrived: a step in progress ends first, an idle scheduler begins at once."""
+        if self._pace:
+            self._pace.cut()
+        else:
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """Start the next step, if there is anything to do."""
+        self._receive(now)
+        while self._waiting or self._running or self._chunked is not None:
+            chosen = intake.plan(
+                self.profile,
+                self.traits,
+                self.memory,
+                waiting=self._waiting,
+                running=self._running,
+                chunked=self._chunked,
+                ratio=self.ratio.now,
+                full=self._full,
+                now=now,
+            )
+            self._chunked, self._full = chosen.chunked, chosen.full
+            if chosen.batch:
+                self._run_prefill(chosen.batch, now)
+            elif self._running:
+                self._run_decode(now)
+            else:
+                return  # the head of the queue fits never: 0.5.6 with a cap of the whole pool
+            if self._pace or self.dead is not None:
+                return
+        self.ratio.reset()
+        self.publish(now)
+
+    def _receive(self, now: float) -> None:
+        for prefix in self._aborts:
+            for job in [job for rid, job in self._jobs.items() if rid.startswith(prefix)]:
+                self._drop(job, now)
+        self._aborts.clear()
+        while self._inbox:
+            job = self._inbox.popleft()
+            if job.phase is Phase.DONE:
+                continue
+            job.limit = self.limits.cap(job.prompt, job.cap)
+            job.refusal = self.limits.refusal(job.prompt)
+            if job.refusal is not None:  # scheduled all the same, as a prompt of one token
+                job.prompt, job.blocks, job.limit = 1, (), 1
+            self._enqueue(job, now)
+
+    def _enqueue(self, job: Job, now: float) -> None:
+        most = self.profile.max_queued
+        if most is not None and len(self._waiting) >= most:
+            self.counters.refused_queue_full += 1
+            self._end(job, now, Ending.ABORT, status=503, message=QUEUE_FULL)
+            return
+        job.phase = Phase.WAITING
+        self._waiting.append(job)
+        self.counters.peak_waiting = max(self.counters.peak_waiting, len(self._waiting))
+
+    def _drop(self, job: Job, now: float) -> None:
+        """End `job` on request. No step is in progress."""
+        if job is self._chunked and not self.traits.mid_chunk_abort:
+            job.aborted = True
+            return
+        if job is self._chunked:
+            self._chunked = None
+        elif job in self._running:
+            self._running.remove(job)
+        elif job in self._waiting:
+            self._waiting.remove(job)
+        if job.phase is not Phase.WAITING:
+            self.memory.release(job, now)
+            self._full = False
+        self._end(job, now, Ending.ABORT)
+
+    # ---- steps
+
+    def _run_prefill(self, batch: list[tuple[Job, int]], now: float) -> None:
+        computed = pairs = context = 0
+        for job, size in batch:
+            if job.phase is Phase.WAITING:
+                job.phase, job.admitted = Phase.PREFILL, now
+                self.counters.started(job)
+            if not self.memory.grow(job, size):
+                self.kill(now, deaths.prefill(size, self.pool.free))
+                return
+            computed += size
+            pairs += size * (job.filled - size // 2)
+            context += job.filled
+        peak = self.profile.activations.peak(computed, context)
+        free = self.profile.activations.headroom
+        self.counters.peak_activation_bytes = max(self.counters.peak_activation_bytes, peak)
+        if peak > free:
+            self.kill(now, deaths.activations(computed, context, peak, free))
+            return
+        if self.profile.mixed_chunk and not self._mix_decode(now):
+            return
+        self._prefilling = [job for job, _ in batch]
+        self.counters.prefill_steps += 1
+        self.counters.prefill_tokens += computed
+        self._occupy(now, computed, pairs)
+        self.gauges = self.publish(now)
+
+    def _mix_decode(self, now: float) -> bool:
+        """Decode along with a prefill. SGLang checks nothing here: no page means death."""
+        if not self.memory.fits_decode(self._running):
+            self.kill(now, deaths.DECODE)
+            return False
+        return self._decode_all(now) or not self._running
+
+    def _run_decode(self, now: float) -> None:
+        if not self._grow_running(now):
+            return
+        alike = 1
+        if self._coarse and (self._full or not self._waiting):
+            alike = steps_alike(self._decoding, self.pool)
+        self._occupy(now, 0, 0, alike)
+
+    def _grow_running(self, now: float) -> bool:
+        """One more token of KV for each running job, retracting some if need be. False when that
+        leaves none, or kills the scheduler."""
+        if self.memory.fits_decode(self._running):
+            self.ratio.decay()
+        elif self.profile.dry_pool_kills:
+            self.kill(now, deaths.dry(self.pool.capacity, len(self._running)))
+            return False
+        else:
+            self._retract(now)
+        return self._decode_all(now)
+
+    def _decode_all(self, now: float) -> bool:
+        """Take a token of KV for each running job, which decodes in the step that begins."""
+        for job in self._running:
+            if not self.memory.grow(job, 1):
+                self.kill(now, deaths.LAST_ONE)
+                return False
+        self._decoding = list(self._running)
+        self.counters.peak_used = max(self.counters.peak_used, self.used)
+        return bool(self._decoding)
+
+    def _retract(self, now: float) -> None:
+        held = {job.rid: job.private for job in self._running}
+        self._running, thrown, given_up = retract(
+            self.memory, self._running, now, abort_last=self.traits.last_request_aborts
+        )
+        self._full = False
+        self.ratio.after_retraction(self._running)
+        if given_up is not None:
+            self._end(given_up, now, Ending.ABORT, status=500, message=LAST_REQUEST)
+        for job in thrown:
+            job.retractions += 1
+            self.counters.retractions += 1
+            self.counters.wasted_tokens += held[job.rid]
+            self._enqueue(job, now)
+
+    def _occupy(self, now: float, computed: int, pairs: float, steps: int = 1) -> None:
+        """The step in progress, and those like it, end when the roofline says so."""
+        counters = self.counters
+        counters.peak_used = max(counters.peak_used, self.used)
+        counters.peak_running = max(counters.peak_running, self.running)
+        self._pace.plan(
+            now,
+            self.profile.speed.run(
+                steps,
+                prefill=len(self._prefilling),
+                computed=computed,
+                pairs=pairs,
+                decode=len(self._decoding),
+                read=sum(job.filled for job in self._decoding),
+            ),
+        )
+
+    # ---- results
+
+    def _complete(self, now: float, steps: int) -> None:
+        prefilled, self._prefilling = self._prefilling, []
+        for job in prefilled:
+            self.memory.share(job)
+            if job.filled < job.target:
+                self._full = False  # a chunk leaves the batch, which counts as one that ended
+                continue
+            job.phase = Phase.RUNNING
+            self._running.append(job)
+            self._produce(job, now)
+        self._decoded(steps, now)
+        self._decoding = []
+
+    def _decoded(self, steps: int, now: float) -> None:
+        """`steps` decode steps are done; the KV of the first was taken when it began."""
+        if not self._decoding:
+            return
+        before = self.counters.decode_steps
+        self.counters.decode_steps += steps
+        for _ in range(steps - 1):
+            self.ratio.decay()
+        if steps > 1:
+            for job in self._decoding:
+                self.memory.grow(job, steps - 1)
+            self.counters.peak_used = max(self.counters.peak_used, self.used)
+        for job in self._decoding:
+            self._produce(job, now, steps)
+        if snapshots.crossed(before, self.counters.decode_steps, snapshots.GAUGES_EVERY):
+            self.gauges = self.publish(now)
+        elif snapshots.crossed(before, self.counters.decode_steps, snapshots.LOADS_EVERY):
+            self.publish(now)
+
+    def _produce(self, job: Job, now: float, tokens: int = 1) -> None:
+        if job.speaks:
+            job.out += tokens
+            self.counters.generated_tokens += tokens
+            if job.out < job.length:
+                self._events.append(Progress(job, now, job.out))
+                return
+        self._running.remove(job)
+        self.memory.release(job, now)
+        self._full = False
+        status = None if job.refusal is None else 400
+        self._end(job, now, job.ending, status=status, message=job.refusal or "")
+
+    def _end(
+        self, job: Job, now: float, ending: Ending, *, status: int | None = None, message: str = ""
+    ) -> None:
+        job.phase = Phase.DONE
+        del self._jobs[job.rid]
+        self.counters.finished += ending is not Ending.ABORT
+        self.counters.aborted += ending is Ending.ABORT
+        self._events.append(Finished(job, now, ending, job.out, status, message))

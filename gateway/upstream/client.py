@@ -1,0 +1,363 @@
+"""A small pooled HTTP/1.1 client for one engine.
+
+A general client spends more on a request than the rest of the gate does (half of all CPU in a
+trial), and hides what the gate must know: whether the engine may have seen a request, whether
+it had begun to answer. This one does one thing: write a request, hand back the head, then body
+bytes as they come.
+
+Pool: last in, first out, so that few connections stay warm and the others age out. There is no
+limit on connections: admission is the only queue. An idle connection may be closed by the
+engine at the very moment a request is written to it; such a request, when it fails at once and
+without a single response byte, is sent once more on a fresh connection. Nothing else is ever
+retried here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as ssl_module
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from gateway.upstream.connection import Connection
+from gateway.upstream.errors import Failure, UpstreamError
+from gateway.upstream.headers import request_head, strip_hop_by_hop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gateway.upstream.exchange import Exchange
+
+_RACE_S = 1.0
+"""How long after the write a failure may still be the keep-alive race. The engine's FIN was on
+its way when we wrote, so the reset is back within a round trip. A connection that breaks later
+broke under the request (a crash, mostly), and to send that again would crash the next start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """Connections now (`open`, of them `idle`); since the start: `created`, `reused`, `retries`."""
+
+    open: int
+    idle: int
+    created: int
+    reused: int
+    retries: int
+
+
+class Reply:
+    """An answer on its way. Wait for its `head`, then read it to the end or `close` it.
+
+    A wait that is cancelled leaves the exchange as it was, so that whoever stops waiting for an
+    answer can still see its end.
+    """
+
+    __slots__ = ("_client", "_exchange", "_first_byte_s", "_idle_s", "_resend", "_sent_at")
+
+    def __init__(
+        self,
+        client: Client,
+        exchange: Exchange,
+        *,
+        sent_at: float,
+        first_byte_s: float | None,
+        idle_s: float | None,
+        resend: tuple[bytes, bytes, bool] | None,
+    ) -> None:
+        """`resend` is the request, where its connection had been used before."""
+        self._client = client
+        self._exchange = exchange
+        self._sent_at = sent_at
+        self._first_byte_s = first_byte_s
+        self._idle_s = idle_s
+        self._resend = resend
+
+    def __repr__(self) -> str:
+        return f"<Reply {self.status} ended={self.ended}>"
+
+    @property
+    def status(self) -> int:
+        """The HTTP status; 0 before the head has come."""
+        return self._exchange.status
+
+    @property
+    def reason(self) -> str:
+        """The reason phrase."""
+        return self._exchange.reason.decode("ascii", "replace")
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The end-to-end headers."""
+        return strip_hop_by_hop(self._exchange.headers)
+
+    async def head(self) -> None:
+        """Wait until status and headers are there.
+
+        Raises:
+            UpstreamError: RESET, TRUNCATED, FIRST_BYTE_TIMEOUT or PROTOCOL; CONNECT where a kept
+                connection was found closed and no new one could be made.
+        """
+        try:
+            await self._exchange.head(self._first_byte_s)
+        except UpstreamError as error:
+            resend, self._resend = self._resend, None
+            raced = not error.answered and error.kind is Failure.RESET
+            late = asyncio.get_running_loop().time() - self._sent_at > _RACE_S
+            if resend is None or not raced or late or self._client.closed:
+                raise
+            self._exchange = await self._client.again(*resend)
+            await self._exchange.head(self._first_byte_s)
+
+    def forget(self) -> None:
+        """Nobody wants the answer any more: never send the request a second time for it."""
+        self._resend = None
+
+    @property
+    def ended(self) -> bool:
+        """The whole body has arrived and the connection is free; some may still be unread."""
+        return self._exchange.ended
+
+    @property
+    def unread(self) -> int:
+        """Body bytes that have arrived and not been read."""
+        return self._exchange.unread
+
+    async def read(self) -> bytes:
+        """The body bytes that have come since the last read, without chunk framing.
+
+        Waits until there are any; `b""` is the end.
+
+        Raises:
+            UpstreamError: TRUNCATED, RESET, IDLE_TIMEOUT or PROTOCOL, after all bytes that
+                came before the failure have been read.
+        """
+        return await self._exchange.read(self._idle_s)
+
+    def read_nowait(self) -> bytes | None:
+        """Like `read`, but None where it would have to wait."""
+        return self._exchange.read_nowait()
+
+    async def read_all(self, limit: int) -> bytes:
+        """The rest of the body, of at most `limit` bytes.
+
+        Raises:
+            UpstreamError: as `read`; TOO_LARGE over the limit, and the connection is dropped.
+        """
+        parts: list[bytes] = []
+        size = 0
+        while data := await self.read():
+            size += len(data)
+            if size > limit:
+                self.close()
+                message = f"The engine's answer is larger than the limit of {limit} bytes."
+                raise UpstreamError(Failure.TOO_LARGE, message, sent=True, answered=True)
+            parts.append(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Drop the connection now, unless the body has ended. Idempotent; never blocks."""
+        self._resend = None  # a connection dropped on purpose has not lost a race
+        self._exchange.close()
+
+
+class Client:
+    """All connections to one engine at `base_url` (http or https; a path becomes a prefix)."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        connect_timeout_s: float = 5.0,
+        keepalive_s: float = 4.0,  # uvicorn closes idle connections after 5 s
+        ssl: ssl_module.SSLContext | None = None,
+        read_high_water: int = 256 * 1024,
+    ) -> None:
+        """Nothing is connected yet.
+
+        Raises:
+            ValueError: `base_url` is not an http(s) URL with a host, or carries credentials.
+        """
+        url = urlsplit(base_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError("a backend URL is http://HOST[:PORT] or https://HOST[:PORT]")
+        if url.username is not None or url.query or url.fragment:
+            raise ValueError("a backend URL has no credentials, query or fragment")
+        self._host = url.hostname
+        self._port = url.port or (443 if url.scheme == "https" else 80)
+        self._prefix = url.path.rstrip("/")
+        self._ssl = (ssl or ssl_module.create_default_context()) if url.scheme == "https" else None
+        self._fixed = f"host: {url.netloc}\r\naccept-encoding: identity\r\n"
+        self._connect_timeout_s = connect_timeout_s
+        self._keepalive_s = keepalive_s
+        self._high_water = read_high_water
+        self._idle: dict[Connection, None] = {}  # oldest first
+        self._open: set[Connection] = set()
+        self._created = self._reused = self._retries = 0
+        self._gone: asyncio.Future[None] | None = None
+        self._closed = False
+
+    @property
+    def stats(self) -> ClientStats:
+        """Counts, for metrics."""
+        return ClientStats(
+            len(self._open), len(self._idle), self._created, self._reused, self._retries
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called: no request can be sent any more."""
+        return self._closed
+
+    async def send(
+        self,
+        method: str,
+        target: str,
+        headers: Iterable[tuple[str, str]],
+        body: bytes = b"",
+        *,
+        first_byte_timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
+    ) -> Reply:
+        """Send a request and return its reply at once; `Reply.head` waits for the answer.
+
+        `first_byte_timeout_s` runs from there to the complete head, `idle_timeout_s` between two
+        reads of the body.
+
+        Raises:
+            UpstreamError: CONNECT; nothing has been sent then.
+            ValueError: method, target or a header cannot be written on the wire.
+        """
+        head = request_head(method, self._prefix + target, self._fixed, headers, len(body))
+        without_body = method == "HEAD"
+        connection = self._take_idle()
+        kept = connection is not None
+        if connection is None:
+            connection = await self._connect(sent=False)
+        else:
+            self._reused += 1
+        return Reply(
+            self,
+            connection.start(head, body, without_body=without_body),
+            sent_at=connection.sent_at,
+            first_byte_s=first_byte_timeout_s,
+            idle_s=idle_timeout_s,
+            resend=(head, body, without_body) if kept else None,
+        )
+
+    async def again(self, head: bytes, body: bytes, without_body: bool) -> Exchange:  # noqa: FBT001
+        """For `Reply`: the same request once more, on a connection of its own."""
+        self._retries += 1
+        connection = await self._connect(sent=True)
+        return connection.start(head, body, without_body=without_body)
+
+    async def request(
+        self,
+        method: str,
+        target: str,
+        headers: Iterable[tuple[str, str]],
+        body: bytes = b"",
+        *,
+        first_byte_timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
+    ) -> Reply:
+        """Send a request and return once the response head is complete.
+
+        Whatever ends the wait otherwise, cancellation included, drops the connection.
+
+        Raises:
+            UpstreamError: see `Failure`.
+            ValueError: method, target or a header cannot be written on the wire.
+        """
+        reply = await self.send(
+            method,
+            target,
+            headers,
+            body,
+            first_byte_timeout_s=first_byte_timeout_s,
+            idle_timeout_s=idle_timeout_s,
+        )
+        try:
+            await reply.head()
+        except BaseException:
+            reply.close()
+            raise
+        return reply
+
+    async def close(self) -> None:
+        """Drop every connection, busy ones too, and wait until they are gone."""
+        self._closed = True
+        for connection in tuple(self._open):
+            connection.fail(Failure.RESET, "The gate closed its connections to this engine.")
+        if self._open:
+            self._gone = self._gone or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._gone)  # a second closer waits on the same future
+
+    # ---- connections ------------------------------------------------------------------------
+
+    async def _connect(self, *, sent: bool) -> Connection:
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        loop = asyncio.get_running_loop()
+        connection = Connection(loop, self, self._high_water)
+        self._open.add(connection)
+        self._created += 1
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await loop.create_connection(
+                    lambda: connection, self._host, self._port, ssl=self._ssl
+                )
+        except TimeoutError:
+            self._forget(connection)
+            message = f"No connection to the engine within {self._connect_timeout_s:g} s."
+            raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False) from None
+        except OSError as error:
+            self._forget(connection)
+            message = f"No connection to the engine: {error.strerror or type(error).__name__}."
+            raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False) from error
+        except BaseException:
+            self._forget(connection)
+            raise
+        if not connection.usable:
+            message = "The engine closed the connection as soon as it was made."
+            raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False)
+        return connection
+
+    def _forget(self, connection: Connection) -> None:
+        connection.close()
+        self.lost(connection)
+
+    def _take_idle(self) -> Connection | None:
+        self._drop_old()
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if connection.usable:
+                return connection
+        return None
+
+    def _drop_old(self) -> None:
+        if not self._idle:
+            return
+        horizon = asyncio.get_running_loop().time() - self._keepalive_s
+        while self._idle:
+            oldest = next(iter(self._idle))
+            if oldest.idle_since > horizon:
+                return
+            del self._idle[oldest]
+            oldest.close()
+
+    def reusable(self, connection: Connection) -> None:
+        """See `connection.Owner`."""
+        if self._closed:
+            connection.close()
+            return
+        connection.idle_since = connection.loop.time()
+        self._idle[connection] = None
+        self._drop_old()
+
+    def lost(self, connection: Connection) -> None:
+        """See `connection.Owner`."""
+        self._idle.pop(connection, None)
+        self._open.discard(connection)
+        if self._gone is not None and not self._open and not self._gone.done():
+            self._gone.set_result(None)

@@ -1,0 +1,131 @@
+"""The answer to one request while it arrives: what the connection fills and the reader empties.
+
+The buffer belongs to the exchange, not to the connection: as soon as the last byte of a body
+has arrived the connection is free for the next request, however slow the reader is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.upstream.errors import Failure, UpstreamError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from gateway.upstream.connection import Connection
+
+
+class Exchange:
+    """One request's answer as it arrives: the head, then a buffer of body bytes.
+
+    One reader at a time. After a failure the bytes that came before it are still read first.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_connection",
+        "_error",
+        "_waiter",
+        "ended",
+        "head_done",
+        "headers",
+        "reason",
+        "status",
+        "unread",
+        "without_body",
+    )
+
+    def __init__(self, connection: Connection, *, without_body: bool) -> None:
+        self.status = 0
+        self.reason = b""
+        self.headers: list[tuple[str, str]] = []
+        self.head_done = False
+        self.ended = False  # the last body byte has arrived; it may still be unread
+        self.unread = 0
+        self.without_body = without_body  # the answer to a HEAD
+        self._connection: Connection | None = connection
+        self._chunks: list[bytes] = []
+        self._error: UpstreamError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    # ---- what the connection does -----------------------------------------------------------
+
+    def put(self, data: bytes) -> None:
+        """Take body bytes from the parser."""
+        self._chunks.append(data)
+        self.unread += len(data)
+
+    def wake(self) -> None:
+        """Let the waiting reader look again."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def end(self) -> None:
+        """The body is whole; the connection is no longer ours."""
+        self.ended = True
+        self._connection = None
+        self.wake()
+
+    def fail(self, error: UpstreamError) -> None:
+        """The exchange will not end well; what was buffered stays readable."""
+        if self._error is None and not self.ended:
+            self._error = error
+        self._connection = None
+        self.wake()
+
+    # ---- what the reader does ---------------------------------------------------------------
+
+    async def head(self, timeout_s: float | None) -> None:
+        """Wait until status and headers are there.
+
+        Raises:
+            UpstreamError: RESET, TRUNCATED, FIRST_BYTE_TIMEOUT or PROTOCOL.
+        """
+        while not self.head_done:
+            if self._error is not None:
+                raise self._error
+            await self._wait(timeout_s)
+
+    async def read(self, timeout_s: float | None) -> bytes:
+        """The body bytes that have come; waits for at least one; `b""` at the end.
+
+        Raises:
+            UpstreamError: RESET, TRUNCATED, IDLE_TIMEOUT or PROTOCOL.
+        """
+        while (data := self.read_nowait()) is None:
+            await self._wait(timeout_s)
+        return data
+
+    def read_nowait(self) -> bytes | None:
+        """Like `read`, but None where it would wait."""
+        chunks = self._chunks
+        if chunks:
+            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            self._chunks = []
+            self.unread = 0
+            if self._connection is not None:
+                self._connection.drained()
+            return data
+        if self._error is not None:
+            raise self._error
+        return b"" if self.ended else None
+
+    def close(self) -> None:
+        """Drop the connection, unless the exchange has ended and it is someone else's by now."""
+        if self._connection is not None:
+            self._connection.fail(Failure.RESET, "The exchange was closed on this side.")
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        connection = self._connection
+        if connection is None or self._waiter is not None:
+            raise RuntimeError("an exchange has one reader at a time")
+        self._waiter = connection.loop.create_future()
+        if timeout_s is not None:
+            connection.watch(timeout_s)
+        try:
+            await self._waiter
+        finally:
+            # Whoever is cancelled here still holds the exchange: it may be read on, or closed.
+            self._waiter = None
+            connection.unwatch()

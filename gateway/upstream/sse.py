@@ -1,0 +1,276 @@
+"""A tap on a stream of server-sent events: it looks, counts and passes on.
+
+The relay forwards bytes, not events. Each read goes through `SseTap.feed`, which returns what to
+forward: the same bytes at once, less the one usage event the client did not ask for. Reads
+rarely end inside an event; where one does, the part is kept (and forwarded), so that facts do
+not depend on how the network cut the stream.
+
+Cost: chat and completion events are small, and orjson parses one in the time of three substring
+searches, so all are parsed. /generate events are not small, see there. Where bytes are searched
+for a key, generated text cannot fool the search: inside a JSON string a quote is escaped, so
+`"index":` with both quotes bare is always a key.
+
+Memory: an event over `EVENT_CAP` passes unparsed, with only its last bytes kept; a usage event
+is held back for at most `HOLD_CAP`. Both limits look at the event's length alone, never at how
+it was cut.
+
+Line ends are LF or CRLF. A lone CR, which the standard also allows, is sent by no engine.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import orjson
+
+from gateway.upstream.answer import Dialect, Facts, error_in, error_status, is_backpressure
+
+EVENT_CAP = 64 * 1024
+"""Bytes of one event. A chat event is 0.3 KiB; /generate repeats the whole text in each and
+passes this at some 10,000 tokens."""
+
+HOLD_CAP = 16 * 1024
+"""Bytes. The usage event of any engine is under 1 KiB."""
+
+_TAIL = 4096
+"""Bytes kept of an event over the cap: /generate puts its counts (about 1 KiB) last."""
+
+_BOUNDARY = re.compile(rb"\n\r?\n")
+_SOME_CHOICE = re.compile(rb'"choices": ?\[\s*[^\s\]]')
+_GENERATED = re.compile(rb'.*"completion_tokens": ?(\d{1,18})', re.DOTALL)
+_INDEX = re.compile(rb'.*"index": ?(\d{1,18})', re.DOTALL)
+_DIGITS = re.compile(rb"\d{1,18}")
+
+
+class SseTap(Facts):
+    """The facts of one stream as it passes. Pure: bytes in, bytes out."""
+
+    __slots__ = (
+        "_dialect",
+        "_forwarded",
+        "_pending",
+        "_scanned",
+        "_skipping",
+        "_strip",
+        "_tail",
+        "done",
+        "events",
+    )
+
+    def __init__(self, dialect: Dialect, *, strip_usage: bool) -> None:
+        """Tap a stream of `dialect`; `strip_usage` takes out the event with only usage in it."""
+        super().__init__()
+        self.events = 0  # events with data, [DONE] not counted
+        self.done = False  # the [DONE] mark was seen
+        self._dialect: Dialect = dialect
+        self._strip = strip_usage and dialect != "generate"
+        self._pending = bytearray()  # the event that is not whole yet
+        self._scanned = 0  # bytes of it known to hold no boundary
+        self._forwarded = 0  # bytes of it already passed on
+        self._skipping = False  # inside an event over the cap
+        self._tail = b""  # the last bytes of that event
+
+    def feed(self, data: bytes) -> bytes:
+        """Look at the next bytes; returns what to forward now."""
+        if (
+            data.endswith(b"}\n\n")
+            and not self._pending
+            and not self._skipping
+            and _is_one_line(data)
+        ):  # exactly one whole event: nearly always
+            return b"" if self._observe(data) else data
+        out = self._skip(data) if self._skipping else self._collect(data)
+        return out if self._strip else data
+
+    def finish(self) -> bytes:
+        """The stream has ended: returns what was held back.
+
+        An event without its blank line counts: engines that die do not send one.
+        """
+        rest = bytes(self._pending)
+        held = rest[self._forwarded :]
+        self._pending.clear()
+        if self._skipping:
+            self._observe_tail(self._tail)
+            self._skipping = False
+        elif rest and self._observe(rest + b"\n\n"):
+            held = b""
+        return held if self._strip else b""
+
+    # ---- cutting ----------------------------------------------------------------------------
+
+    def _collect(self, data: bytes) -> bytes:
+        """Add to the pending event and look at each event that is now whole."""
+        pending, out = self._pending, bytearray()
+        pending += data
+        start, search = 0, max(self._scanned - 2, 0)
+        while (boundary := _BOUNDARY.search(pending, search)) is not None:
+            search = boundary.end()
+            event = bytes(pending[start:search])
+            if not self._observe(event) or self._forwarded:
+                out += event[self._forwarded :]
+            self._forwarded = self._scanned = 0
+            start = search
+        del pending[:start]
+        if self._forwarded or (self._strip and self._must_pass(pending)):
+            out += pending[self._forwarded :]
+            self._forwarded = len(pending)
+        self._scanned = len(pending)
+        if len(pending) > EVENT_CAP:
+            self._tail = bytes(pending[-_TAIL:])
+            self._skipping = True
+            pending.clear()
+            self._scanned = self._forwarded = 0
+        return bytes(out)
+
+    def _must_pass(self, part: bytearray) -> bool:
+        """Whether an event that begins like this cannot be the one to strip."""
+        fresh = max(self._scanned - 16, 0)  # room for the key that was cut
+        return len(part) > HOLD_CAP or _SOME_CHOICE.search(part, fresh) is not None
+
+    def _skip(self, data: bytes) -> bytes:
+        """Pass on the rest of an event over the cap."""
+        joined = self._tail + data
+        boundary = _BOUNDARY.search(joined, max(len(self._tail) - 2, 0))
+        if boundary is None:
+            self._tail = joined[-_TAIL:]
+            return data
+        self._observe_tail(joined[: boundary.end()][-_TAIL:])
+        self._skipping = False
+        cut = boundary.end() - len(self._tail)
+        return data[:cut] + self._collect(data[cut:])
+
+    # ---- looking ----------------------------------------------------------------------------
+
+    def _observe(self, event: bytes) -> bool:
+        """Take in one whole event; True where it is the usage event to strip."""
+        if len(event) > EVENT_CAP:
+            self._observe_tail(event[-_TAIL:])
+            return False
+        if _is_one_line(event):
+            payload = event[6:]
+        else:
+            lines = _payload(event)
+            if lines is None:
+                return False
+            payload = lines
+            if payload.strip() == b"[DONE]":
+                self.done = True
+                return False
+        self.events += 1
+        if self._dialect == "generate":
+            self._look_at_generated(payload)
+            return False
+        document = _parse(payload)
+        self.absorb(self._dialect, document, streamed=True)
+        return (
+            self._strip
+            and isinstance(document, dict)
+            and document.get("choices") == []
+            and len(event) <= HOLD_CAP
+            and isinstance(document.get("usage"), dict)
+            and document.get("error") is None
+            and _SOME_CHOICE.search(event) is None
+        )
+
+    def _look_at_generated(self, payload: bytes) -> None:
+        """Read the running count off the end of an event, and parse only the first and last.
+
+        Each event repeats all text so far, so parsing them all would be quadratic.
+        """
+        counts = self.generated.get(0)
+        at = payload.rfind(b'"completion_tokens":')
+        ended = payload.rfind(b'"finish_reason":')
+        if (
+            counts is not None
+            and at >= 0
+            and ended >= 0
+            and payload[ended + 16 : ended + 20] == b"null"
+            and payload.find(b'"index":', at) < 0  # a batch: the key comes last
+            and (digits := _DIGITS.match(payload, at + 20)) is not None
+        ):
+            counts["completion_tokens"] = self.tokens = self.completion_tokens = int(digits[0])
+            return
+        self.absorb("generate", _parse(payload), streamed=True)
+
+    def _observe_tail(self, tail: bytes) -> None:
+        """Take in an event of which only the end was kept."""
+        self.events += 1
+        if self._dialect != "generate":
+            self.tokens += 1
+            return
+        if (count := _GENERATED.match(tail)) is not None:
+            index = int(match[1]) if (match := _INDEX.match(tail, count.end())) else 0
+            self.generated.setdefault(index, {})["completion_tokens"] = int(count[1])
+            self.sum_generated()
+
+
+class Verdict(StrEnum):
+    """What a stream begins with."""
+
+    DATA = "data"
+    BACKPRESSURE = "backpressure"  # not started, may be tried again later
+    ERROR = "error"
+    INCOMPLETE = "incomplete"  # more bytes are needed
+
+
+@dataclass(frozen=True, slots=True)
+class FirstEvent:
+    """A verdict; with an error, its status and the engine's words (for the client only)."""
+
+    verdict: Verdict
+    status: int | None = None
+    message: str = field(default="", repr=False)
+
+
+def peek(data: bytes) -> FirstEvent:
+    """Judge a stream by its first event, before anything of it is passed on.
+
+    Since SGLang 0.5.12 a request the scheduler will not take is answered with status 200 and
+    an error in the first event.
+    """
+    start = 0
+    for boundary in _BOUNDARY.finditer(data):
+        payload = _payload(data[start : boundary.end()])
+        start = boundary.end()
+        if payload is not None:
+            return _judge(payload)
+    if len(data) - start > EVENT_CAP or _SOME_CHOICE.search(data, start) is not None:
+        return FirstEvent(Verdict.DATA)
+    return FirstEvent(Verdict.INCOMPLETE)
+
+
+def _judge(payload: bytes) -> FirstEvent:
+    if b'"error"' not in payload and b'"abort"' not in payload:
+        return FirstEvent(Verdict.DATA)
+    document = _parse(payload)
+    error = error_in(document) if isinstance(document, dict) else None
+    if error is None:
+        return FirstEvent(Verdict.DATA)
+    verdict = Verdict.BACKPRESSURE if is_backpressure(error) else Verdict.ERROR
+    return FirstEvent(verdict, error_status(error), str(error.get("message", "")))
+
+
+def _is_one_line(event: bytes) -> bool:
+    """Whether an event is one line of JSON data, as all engines write it."""
+    return event.startswith(b"data: {") and event.count(b"\n") == 2  # noqa: PLR2004
+
+
+def _payload(event: bytes) -> bytes | None:
+    """The data of an event, its lines joined; None where it has none (a comment, a blank)."""
+    lines = [
+        line[6:] if line.startswith(b"data: ") else line[5:]
+        for line in event.replace(b"\r\n", b"\n").split(b"\n")
+        if line.startswith(b"data:")
+    ]
+    return b"\n".join(lines) if lines else None
+
+
+def _parse(payload: bytes) -> object:
+    try:
+        document: object = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return None
+    return document

@@ -1,0 +1,332 @@
+"""Random lives against the promises of the core.
+
+Arrivals, grants, streamed tokens, ends, cancels, abandoned requests, push-backs, server deaths,
+resizes and time, in any order. After every step the books must add up.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from gateway.core import caps
+from gateway.core.admission import Admission
+from gateway.core.choice import LOOK_AHEAD
+from gateway.core.flows import within_share
+from gateway.core.model import (
+    Ask,
+    ClientRule,
+    Ended,
+    Granted,
+    Lingering,
+    Outcome,
+    PoolId,
+    PoolLimits,
+    Queued,
+    QueueRule,
+    Refused,
+    Release,
+    Released,
+    RequestId,
+    Ticket,
+)
+
+POOLS = (PoolId("gpu0"), PoolId("gpu1"))
+CLIENTS = (
+    ClientRule("a"),
+    ClientRule("b", weight=2.0),
+    ClientRule("c", max_inflight=2, max_held_tokens=900),
+    ClientRule("d", max_waiting=2),
+)
+
+
+def limits(kv: int, page: int, prefill: int, slots: int) -> PoolLimits:
+    return PoolLimits(
+        kv_tokens=kv, page=page, context=1200, max_input=1100, prefill_tokens=prefill, slots=slots
+    )
+
+
+some_limits = st.builds(
+    limits,
+    kv=st.integers(100, 2000),
+    page=st.sampled_from([1, 16]),
+    prefill=st.integers(50, 800),
+    slots=st.integers(1, 8),
+)
+pick = st.integers(0, 10_000)
+
+
+class Lives(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.count = 0
+        self.core = Admission(QueueRule(max_requests=6, max_tokens=4000, max_wait_s=20.0))
+        self.state: dict[RequestId, str] = {}
+        self.ends: dict[RequestId, int] = {}
+        self.reserved: dict[RequestId, tuple[PoolId, int]] = {}
+        self.shrunk: set[PoolId] = set()
+
+    @initialize(first=some_limits, second=some_limits)
+    def start(self, first: PoolLimits, second: PoolLimits) -> None:
+        for pool, of in zip(POOLS, (first, second), strict=True):
+            self.take(self.core.resize(pool, of, self.now))
+            self.take(self.core.set_open(pool, self.now, is_open=True))
+
+    def take(self, transitions) -> None:
+        """Play the shell: believe the transitions, and check each against what was true before."""
+        for t in transitions:
+            match t:
+                case Queued(id=i):
+                    assert self.state[i] in {"new", "held", "void"}
+                    self.state[i] = "waiting"
+                case Granted(grant=g):
+                    assert self.state[g.id] in {"new", "waiting"}
+                    assert g.id not in self.reserved
+                    # decided = enforced: the cap granted is the cap in the ledger
+                    hold = self.core.books.pools[g.pool].ledger.holds.get(g.id)
+                    assert hold is None or hold.demand == g.demand
+                    self.state[g.id] = "held"
+                    self.reserved[g.id] = (g.pool, g.demand.kv)
+                case Refused(id=i, queued_s=waited):
+                    assert self.state[i] in {"new", "waiting"}
+                    assert waited is None or waited >= 0
+                    self.end(i)
+                case Ended(id=i):
+                    self.end(i)
+                case Lingering(id=i):
+                    assert i in self.reserved
+                case Released(id=i, pool=p, demand=d, why=why):
+                    assert self.reserved.pop(i) == (p, d.kv)
+                    if why is Release.VOIDED and self.state[i] == "held":
+                        self.state[i] = "void"
+                case _:
+                    pass
+
+    def end(self, ident: RequestId) -> None:
+        self.ends[ident] += 1
+        assert self.ends[ident] == 1, f"{ident} ended twice"
+        self.state[ident] = "ended"
+
+    def some(self, state: str, index: int) -> RequestId:
+        ids = [i for i, s in self.state.items() if s == state]
+        return ids[index % len(ids)]
+
+    def any_in(self, *states: str) -> bool:
+        return any(s in states for s in self.state.values())
+
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        prompts=st.lists(st.integers(0, 600), min_size=1, max_size=3),
+        n=st.sampled_from([1, 1, 1, 2, 5]),
+        cap=st.one_of(st.none(), st.integers(0, 700)),
+        streamed=st.booleans(),
+        where=st.sampled_from([POOLS, POOLS[:1], POOLS[1:]]),
+        patience=st.one_of(st.none(), st.floats(0.1, 30)),
+        late=st.sampled_from([0.0, 0.0, 0.5, 7.0]),
+    )
+    def arrive(self, client, prompts, n, cap, streamed, where, patience, late) -> None:
+        self.now += late  # timers came due and nobody called advance
+        self.count += 1
+        ident = RequestId(f"r{self.count:06}")
+        self.state[ident], self.ends[ident] = "new", 0
+        ticket = Ticket(
+            id=ident,
+            client=client,
+            ask=Ask(tuple(prompts), n, cap),
+            pools=where,
+            body_bytes=len(prompts) * 100,
+            streamed=streamed,
+            deadline=None if patience is None else self.now + patience,
+        )
+        self.take(self.core.submit(ticket, self.now))
+        assert self.state[ident] != "new"
+
+    @precondition(lambda self: self.any_in("held"))
+    @rule(index=pick, tokens=st.integers(0, 800))
+    def stream(self, index, tokens) -> None:
+        ident = self.some("held", index)
+        self.take(self.core.first_token(ident, self.now))
+        self.core.true_up(ident, tokens)
+
+    @precondition(lambda self: self.any_in("held"))
+    @rule(index=pick, outcome=st.sampled_from([Outcome.COMPLETED, Outcome.FAILED]))
+    def finish(self, index, outcome) -> None:
+        self.take(self.core.settle(self.some("held", index), outcome, self.now))
+
+    @precondition(lambda self: self.any_in("void"))
+    @rule(index=pick)
+    def fail_after_death(self, index) -> None:
+        self.take(self.core.settle(self.some("void", index), Outcome.FAILED, self.now))
+
+    @precondition(lambda self: self.any_in("waiting"))
+    @rule(index=pick, late=st.sampled_from([0.0, 5.0]))
+    def client_leaves_queue(self, index, late) -> None:
+        self.now += late
+        self.take(self.core.cancel(self.some("waiting", index), self.now))
+
+    @precondition(lambda self: self.any_in("held", "void"))
+    @rule(index=pick, void=st.booleans(), grace=st.floats(0.1, 10))
+    def client_leaves(self, index, void, grace) -> None:
+        state = "void" if void and self.any_in("void") else "held"
+        if not self.any_in(state):
+            return
+        ident = self.some(state, index)
+        self.take(self.core.abandon(ident, Outcome.CANCELLED, self.now, grace))
+
+    @precondition(lambda self: any(self.state[i] == "ended" for i in self.reserved))
+    @rule(index=pick)
+    def engine_confirms(self, index) -> None:
+        gone = [i for i in self.reserved if self.state[i] == "ended"]
+        self.take(self.core.confirm(gone[index % len(gone)], self.now))
+
+    @precondition(lambda self: self.any_in("held", "void"))
+    @rule(index=pick, void=st.booleans(), pause=st.floats(0, 3))
+    def engine_pushes_back(self, index, void, pause) -> None:
+        state = "void" if void and self.any_in("void") else "held"
+        if self.any_in(state):
+            self.take(self.core.requeue(self.some(state, index), self.now, pause))
+
+    @rule(which=st.sampled_from(POOLS))
+    def server_dies(self, which) -> None:
+        self.take(self.core.set_open(which, self.now, is_open=False))
+        self.take(self.core.void(which, self.now))
+        assert self.core.books.pools[which].ledger.kv == 0
+
+    @rule(which=st.sampled_from(POOLS), to=some_limits)
+    def server_is_back(self, which, to) -> None:
+        self.shrunk.add(which)
+        self.take(self.core.resize(which, to, self.now))
+        self.take(self.core.set_open(which, self.now, is_open=True))
+
+    @rule(passed=st.floats(0.01, 15))
+    def time_passes(self, passed) -> None:
+        wake = self.core.next_wakeup()
+        self.now += passed
+        self.take(self.core.advance(self.now))
+        later = self.core.next_wakeup()
+        assert later is None or later > self.now, "advance left something due"
+        assert wake is None or later is None or later >= wake or wake <= self.now
+
+    @invariant()
+    def never_over_committed(self) -> None:
+        for pool in self.core.books.pools.values():
+            ledger = pool.ledger
+            held = [h.demand for h in ledger.holds.values()]
+            assert ledger.kv == sum(d.kv for d in held)
+            assert ledger.slots == sum(d.slots for d in held)
+            assert ledger.prefill == sum(
+                h.demand.prefill for h in ledger.holds.values() if h.prefilling
+            )
+            assert ledger.kv == sum(kv for p, kv in self.reserved.values() if p == ledger.pool)
+            over = ledger.kv > ledger.limits.kv_tokens or ledger.slots > ledger.limits.slots
+            # Only a resize below what was held may do that.
+            assert not over or ledger.pool in self.shrunk
+            if not over:
+                self.shrunk.discard(ledger.pool)
+            for hold in ledger.holds.values():
+                assert hold.since <= self.now
+        for name, flow in self.core.books.flows.items():
+            assert flow.held == sum(
+                p.ledger.by_client.get(name, 0) for p in self.core.books.pools.values()
+            )
+
+    @invariant()
+    def queue_adds_up(self) -> None:
+        books = self.core.books
+        entries = [e for f in books.flows.values() for e in f.waiting]
+        assert {e.ticket.id for e in entries} == set(books.waiting)
+        assert books.tokens == sum(e.need for e in entries)
+        assert books.bytes == sum(e.ticket.body_bytes for e in entries)
+        assert len(entries) <= self.core.queue.max_requests + 1
+        for flow in books.flows.values():
+            order = [e.seq for e in flow.waiting]
+            assert order == sorted(order)
+
+    @invariant()
+    def work_conserving(self) -> None:
+        """Whoever waits is held back by something that can be named."""
+        books = self.core.books
+        for flow in books.flows.values():
+            line = list(flow.waiting)[:LOOK_AHEAD]
+            for at, entry in enumerate(line):
+                for ident, demand in entry.demands.items():
+                    pool = books.pools[ident]
+                    weight = sum(
+                        f.rule.weight
+                        for name, f in books.flows.items()
+                        if name in pool.ledger.by_client
+                        or any(ident in e.demands for e in f.waiting)
+                    )
+                    patience = min(
+                        pool.ledger.limits.kv_tokens, flow.rule.max_held_tokens or 1 << 30
+                    )
+                    free_to_go = (
+                        pool.open
+                        and pool.paused_until <= self.now
+                        and pool.fence in {None, entry.ticket.id}
+                        and flow.within_own_limits(demand)
+                        and within_share(flow, demand, pool.ledger, weight)
+                        and not any(e.passed >= patience for e in line[:at])
+                    )
+                    assert not (free_to_go and pool.ledger.fits(demand))
+
+    @invariant()
+    def fences_have_an_owner_who_can_go(self) -> None:
+        books = self.core.books
+        for ident, pool in books.pools.items():
+            if pool.fence is not None:
+                assert ident in books.entry(pool.fence).demands
+        owners = [p.fence for p in books.pools.values() if p.fence is not None]
+        assert len(owners) == len(set(owners)), "one request fences one pool"
+
+    @invariant()
+    def wants_add_up(self) -> None:
+        for flow in self.core.books.flows.values():
+            for pool in POOLS:
+                waits = sum(pool in e.demands for e in flow.waiting)
+                assert flow.wants.get(pool, 0) == waits
+
+    def teardown(self) -> None:
+        """Everybody leaves: every ledger must come back to zero."""
+        for ident in [i for i, s in self.state.items() if s == "waiting"]:
+            self.take(self.core.cancel(ident, self.now))
+        while self.any_in("held", "void"):
+            ident = self.some("held" if self.any_in("held") else "void", 0)
+            self.take(self.core.settle(ident, Outcome.COMPLETED, self.now))
+            for waiting in [i for i, s in self.state.items() if s == "waiting"]:
+                self.take(self.core.cancel(waiting, self.now))
+        self.take(self.core.advance(self.now + 1000))
+        for pool in self.core.books.pools.values():
+            assert (pool.ledger.kv, pool.ledger.prefill, pool.ledger.slots) == (0, 0, 0)
+            assert pool.ledger.by_client == {}
+            assert pool.fence is None
+        assert self.core.books.flows == {}
+        assert self.core.books.waiting == {}
+        assert self.reserved == {}
+        assert all(n == 1 for n in self.ends.values()), "a request did not end"
+
+
+TestLives = Lives.TestCase
+# 400 lives of up to 50 steps in make test; the slow suite runs the 10,000 of the promise.
+TestLives.settings = settings(
+    max_examples=300,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_caps_and_ledger_agree_on_what_fits() -> None:
+    """The demand decided for a cap is what `kv_demand` says for that cap."""
+    of = limits(1500, 16, 800, 8)
+    demand = caps.decide(Ask((100, 37), 2, None), of)
+    assert isinstance(demand, caps.Demand)
+    assert demand.kv == caps.kv_demand(Ask((100, 37), 2, None), demand.cap, of)

@@ -1,0 +1,176 @@
+"""Shares and order between clients."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.flows import Entry, Flow, longest, within_share
+from gateway.core.ledger import Hold, PoolLedger
+from gateway.core.model import Ask, ClientRule, Demand, PoolId, PoolLimits, QueueRule, Ticket
+from tests.core.desk import GPU0, GPU1, Desk, rid
+
+LONG = QueueRule(max_requests=10_000, max_wait_s=1e9)
+
+
+def entry(seq: int, name: str | None = None) -> Entry:
+    ticket = Ticket(rid(name or f"r{seq}"), ClientRule("a"), Ask((1,)), (GPU0,))
+    return Entry(ticket, seq, since=0.0, expires=1.0, need=1)
+
+
+def pool(kv: int = 1_000, **held: int) -> PoolLedger:
+    ledger = PoolLedger(PoolId("gpu0"), PoolLimits(kv_tokens=kv))
+    for client, tokens in held.items():
+        demand = Demand(1, tokens, 0, 1)
+        ledger.reserve(rid(client), Hold(client, demand, prompt=0, since=0.0, streamed=True))
+    return ledger
+
+
+def flow(name: str, weight: float = 1.0) -> Flow:
+    return Flow(ClientRule(name, weight=weight))
+
+
+def need(kv: int) -> Demand:
+    return Demand(1, kv, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("held", "others", "kv", "allowed"),
+    [
+        ({}, 0, 1_000, True),  # nothing held: may always start
+        ({"a": 250}, 0, 250, True),  # up to what then stays free: 500 <= 500
+        ({"a": 250}, 0, 251, False),
+        ({"a": 250}, 0, 83, True),
+        ({"a": 100}, 400, 200, True),  # 300 <= 300
+        ({"a": 100}, 400, 201, False),  # 301 > 299, over a share of 250
+        ({"a": 100}, 800, 100, True),  # within its share whatever is free: 200 <= 250
+    ],
+)
+def test_dynamic_threshold_with_a_share_of_a_quarter(held, others, kv, allowed) -> None:
+    ledger = pool(**held, z=others) if others else pool(**held)
+    assert within_share(flow("a"), need(kv), ledger, active_weight=4.0) is allowed
+
+
+def test_alone_a_client_may_use_everything() -> None:
+    assert within_share(flow("a"), need(1), pool(a=999), active_weight=1.0)
+
+
+@given(weight=st.floats(0.5, 4), others=st.floats(0.5, 40), held=st.integers(1, 900))
+def test_nobody_beyond_share_and_half_of_the_pool(weight, others, held) -> None:
+    """Whatever starts under the threshold leaves its client at most max(share, what stays free)."""
+    ledger, of = pool(a=held), flow("a", weight)
+    share = 1_000 * weight / (weight + others)
+    fits = [
+        kv for kv in range(1, 1_001 - held) if within_share(of, need(kv), ledger, weight + others)
+    ]
+    if fits:
+        assert held + max(fits) <= max(share, 500)
+
+
+def test_weights_divide_a_contended_pool() -> None:
+    desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=1_000))
+    heavy, light = ClientRule("heavy", weight=3), ClientRule("light", weight=1)
+    for i in range(200):
+        desk.ask(f"h{i}", 23, 1, client=heavy)
+        desk.ask(f"l{i}", 23, 1, client=light)
+    for _ in range(100):
+        desk.finish(next(iter(desk.running)))  # the oldest ends: the pool turns over
+    held = desk.core.books.pools[GPU0].ledger.by_client
+    assert held["heavy"] == pytest.approx(750, abs=50)
+    assert held["light"] == pytest.approx(250, abs=50)
+
+
+def test_a_newcomer_finds_room_in_a_pool_a_runaway_shares_with_somebody() -> None:
+    desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=1_000))
+    desk.ask("quiet", 23, 1, client="quiet")
+    for i in range(100):
+        desk.ask(f"r{i}", 23, 1, client="runaway")
+    held = desk.core.books.pools[GPU0].ledger.by_client
+    assert 450 <= held["runaway"] <= 500, "alpha / (1 + alpha), no less and no more"
+    desk.ask("new", 398, 1, client="new")
+    assert "new" in desk.running
+
+
+def test_the_victims_of_a_runaway_do_not_wait() -> None:
+    """E: one client fires as fast as it can; the quiet one is served on arrival, each time."""
+    desk = Desk(QueueRule(max_requests=50), gpu0=PoolLimits(kv_tokens=10_000))
+    desk.ask("warm", 98, 1, client="quiet")
+    for i in range(400):
+        desk.ask(f"r{i}", 398, 1, client="runaway")
+        if i % 3 == 0:
+            desk.finish(next(n for n in desk.running if n[0] == "r"))
+        if i % 10 == 0:
+            desk.ask(f"q{i}", 398, 1, client="quiet")
+            assert f"q{i}" in desk.running
+            desk.finish(f"q{i}")
+    assert len(desk.refused) > 100, "the runaway pays for its own line"
+    assert all(name.startswith("r") for name in desk.refused)
+
+
+def test_least_occupancy_first_then_longest_waiting() -> None:
+    desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=1_000))
+    desk.ask("a0", 98, 1, client="a")
+    desk.ask("z", 898, 1, client="z")
+    desk.ask("a1", 98, 1, client="a")
+    desk.ask("b1", 98, 1, client="b")
+    desk.ask("c1", 98, 1, client="c")
+    desk.finish("z")
+    assert desk.order[2:] == ["b1", "c1", "a1"]
+
+
+def test_order_looks_at_what_a_client_holds_anywhere() -> None:
+    desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=1_000), gpu1=PoolLimits(kv_tokens=1_000))
+    desk.ask("far", 498, 1, client="a", to=(GPU1,))
+    desk.ask("z", 998, 1, client="z")
+    desk.ask("a", 598, 1, client="a")
+    desk.ask("b", 598, 1, client="b")
+    desk.finish("z")
+    assert desk.waiting == ["a"]
+
+
+def test_a_line_keeps_arrival_order_when_something_comes_back() -> None:
+    of = flow("a")
+    for seq in (3, 7, 9):
+        of.put_back(entry(seq))
+    of.put_back(entry(5))
+    of.put_back(entry(1))
+    assert [e.seq for e in of.waiting] == [1, 3, 5, 7, 9]
+    assert of.remove(rid("r5")).seq == 5
+    with pytest.raises(KeyError):
+        of.remove(rid("r5"))
+
+
+def test_longest_is_per_weight() -> None:
+    two, three = flow("two", weight=1), flow("three", weight=2)
+    for seq in (1, 2):
+        two.put_back(entry(seq))
+    for seq in (3, 4, 5):
+        three.put_back(entry(seq))
+    assert longest([three, two]) is two
+    assert longest([flow("none")]) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "inflight", "held", "kv", "allowed"),
+    [
+        (ClientRule("a"), 900, 10**9, 10**9, True),
+        (ClientRule("a", max_inflight=4), 3, 0, 1, True),
+        (ClientRule("a", max_inflight=4), 4, 0, 1, False),
+        (ClientRule("a", max_held_tokens=40_000), 1, 30_000, 10_000, True),
+        (ClientRule("a", max_held_tokens=40_000), 1, 30_000, 10_001, False),
+    ],
+)
+def test_own_limits(rule, inflight, held, kv, allowed) -> None:
+    assert Flow(rule, inflight=inflight, held=held).within_own_limits(need(kv)) is allowed
+
+
+def test_a_quota_leaves_the_rest_to_others() -> None:
+    """N03: forty streams of one client: four run, 40,000 tokens at most; the other starts at once."""
+    rule = ClientRule("a", max_inflight=4, max_held_tokens=40_000)
+    desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=100_000))
+    for i in range(40):
+        desk.ask(f"a{i}", 5_000, 4_000, client=rule)
+    desk.ask("b", 5_000, 4_000, client="b")
+    assert list(desk.running) == ["a0", "a1", "a2", "a3", "b"]
+    assert desk.core.books.flows["a"].held <= 40_000

@@ -1,0 +1,29 @@
+"""Fixtures: `rig`, a gate with no policy before a healthy engine; `start`, to make others."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.edge.rig import running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from tests.edge.rig import Rig
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., Any]:
+    """`async with start(policy, **engine) as rig:`; see `rig.running`."""
+    return partial(running, tmp_path)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A gate that is ready, and at rest afterwards."""
+    async with running(tmp_path) as one:
+        yield one

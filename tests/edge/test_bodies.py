@@ -1,0 +1,282 @@
+"""Bodies and framing: bounded, read once, never forwarded as they came."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+
+import pytest
+
+from tests.edge.rig import CHAT, TEXT, chat, request
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+        b"\xef\xbb\xbf{}",
+        b'{"a": NaN}',
+        b'"text"',
+        b"[]",
+        b"7",
+        b"null",
+        b"[" * 100_000,
+        b'{"a":' * 2_000 + b"1" + b"}" * 2_000,
+    ],
+)
+async def test_what_is_no_json_object_is_a_400(rig, body: bytes) -> None:
+    """Class L: client bytes never cause a 5xx."""
+    got = await rig.post(CHAT, body)
+    assert (got.status, got.code) == (400, "invalid_request")
+    assert got.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("depth", [200, 254, 260, 500, 900, 1100])
+async def test_nesting_of_any_depth_is_relayed_or_a_400(rig, depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    body = json.dumps(chat(max_tokens=3) | {"x": "@"}).replace('"@"', deep).encode()
+    got = await rig.post(CHAT, body)
+    assert got.status in (200, 400), got.body
+    if got.status == 200:
+        assert json.dumps(rig.engine.seen[0].body["x"]) == deep
+    else:
+        assert "nested" in got.error["message"] or "JSON" in got.error["message"]
+        assert rig.engine.seen == []
+
+
+async def test_a_body_over_the_limit_is_413_before_it_was_sent(start) -> None:
+    """Class J: an explicit limit, our own JSON, and the connection is not needed to the end."""
+    async with start({"limits": {"body_bytes": MIB}}) as rig, rig.socket() as peer:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {500 * MIB}\r\n\r\n"
+        await peer.send(head.encode() + b"{" * 1000)
+        status, fields = await peer.head()
+        assert status == 413
+        body = await peer.reader.readexactly(int(fields["content-length"]))
+        error = json.loads(body)["error"]
+        assert error["code"] == "body_too_large"
+        assert str(MIB) in error["message"]
+        assert (error["needed"], error["available"]) == (500 * MIB, MIB)
+        assert rig.records[0]["code"] == "body_too_large"
+
+
+async def test_a_client_that_sends_all_of_a_large_body_first_still_reads_the_413(start) -> None:
+    """Closing on unread bytes resets the connection, and the answer would be lost on the way."""
+    data = request(CHAT, b"{" * (8 * MIB))
+    async with start({"limits": {"body_bytes": MIB}}) as rig:
+        for _ in range(3):
+            async with rig.socket() as peer:
+                await peer.send(data)
+                status, _ = await peer.head()
+                assert status == 413
+
+
+async def test_a_body_without_a_length_is_cut_off_at_the_limit(start) -> None:
+    async with start({"limits": {"body_bytes": MIB}}) as rig, rig.socket() as peer:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        await peer.send(head.encode())
+        for _ in range(20):
+            await peer.send(b"10000\r\n" + b" " * 65536 + b"\r\n")
+        status, _ = await peer.head()
+        assert status == 413
+
+
+async def test_bodies_up_to_the_limit_pass(start) -> None:
+    async with start({"limits": {"body_bytes": 2 * MIB}}, pool=8192) as rig:
+        body = chat(16, max_tokens=2, x="y" * (MIB + 400_000))
+        assert (await rig.post(CHAT, body)).status == 200
+        assert rig.engine.seen[0].body["x"] == body["x"]
+
+
+async def test_expect_100_continue_is_answered(rig) -> None:
+    """curl waits a second for it before every body over a kilobyte (a megabyte since 7.84)."""
+    data = json.dumps(chat(max_tokens=2)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+    async with rig.socket() as peer:
+        await peer.send(f"{head}content-length: {len(data)}\r\n\r\n".encode())
+        status, _ = await peer.head()
+        assert status == 100
+        await peer.send(data)
+        status, _ = await peer.head()
+        assert status == 200
+    assert "expect" not in rig.engine.seen[0].headers
+
+
+async def test_expect_100_continue_is_not_given_to_a_body_that_is_refused(start) -> None:
+    async with start({"limits": {"body_bytes": 1000}}) as rig, rig.socket() as peer:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+        await peer.send(f"{head}content-length: 5000\r\n\r\n".encode())
+        status, _ = await peer.head()
+        assert status == 413
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_a_compressed_body_is_counted_and_goes_on_plain(rig, coding: str) -> None:
+    plain = json.dumps(chat(max_tokens=3)).encode()
+    data = gzip.compress(plain) if coding == "gzip" else zlib.compress(plain)
+    got = await rig.post(CHAT, data, headers={"content-encoding": coding})
+    assert got.status == 200
+    seen = rig.engine.seen[0]
+    assert "content-encoding" not in seen.headers
+    assert int(seen.headers["content-length"]) == len(seen.received.body)
+    assert rig.records[0]["prompt_tokens"] == 20
+
+
+async def test_a_compressed_bomb_is_413_at_the_limit(start) -> None:
+    """Class J: gzip bodies are bounded by what they unpack to."""
+    bomb = gzip.compress(b" " * (64 * MIB))
+    async with start({"limits": {"body_bytes": MIB}}) as rig:
+        got = await rig.post(CHAT, bomb, headers={"content-encoding": "gzip"})
+        assert (got.status, got.code) == (413, "body_too_large")
+        assert got.error["needed"] < 3 * MIB, "unpacked no further than it had to be"
+
+
+@pytest.mark.parametrize(
+    ("coding", "data"),
+    [
+        ("gzip", b"this is not gzip"),
+        ("gzip", gzip.compress(b'{"a": 1}')[:-9]),
+        ("deflate", b"\xff\xff\xff\xff"),
+        ("br", b"\x00\x01"),
+        ("zstd", b"\x00\x01"),
+        ("snappy", b"\x00\x01"),
+    ],
+)
+async def test_a_broken_or_unknown_coding_is_a_400(rig, coding: str, data: bytes) -> None:
+    got = await rig.post(CHAT, data, headers={"content-encoding": coding})
+    assert got.status == 400
+    assert rig.engine.seen == []
+
+
+async def test_a_header_of_the_engines_own_decompression_is_not_passed_on(rig) -> None:
+    got = await rig.post(CHAT, chat(max_tokens=2), headers={"x-body-compressed": "zstd"})
+    assert got.status == 200
+    assert "x-body-compressed" not in rig.engine.seen[0].headers
+
+
+SMUGGLED = [
+    ("content-length: 5", "transfer-encoding: chunked"),
+    ("content-length: 5", "transfer-encoding: invalid!!"),
+    ("content-length: 5", "content-length: 6"),
+    ("content-length: 5, 5",),
+    ("content-length: -1",),
+    ("content-length: +5",),
+    ("content-length: 0x5",),
+    ("content-length: 99999999999999999999999",),
+    ("transfer-encoding: gzip, chunked, gzip",),
+    ("transfer-encoding: chunked", "transfer-encoding: identity"),
+    ("transfer-encoding : chunked",),
+    ("x-a: 1\r\n transfer-encoding: chunked", "content-length: 5"),
+    ("x-a: b\x00c", "content-length: 5"),
+]
+
+
+@pytest.mark.parametrize("fields", SMUGGLED)
+async def test_a_request_with_two_framings_is_refused_and_reaches_nobody(rig, fields) -> None:
+    """Class J: a front that reads a body one way and an engine that reads it another."""
+    head = "\r\n".join([f"POST {CHAT} HTTP/1.1", "host: x", *fields])
+    smuggled = b"0\r\n\r\nPOST /flush_cache HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+    answer = await rig.raw(head.encode("latin-1") + b"\r\n\r\n" + smuggled)
+    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400")), answer
+    assert rig.engine.calls["/flush_cache"] == 0
+    assert rig.engine.seen == []
+
+
+async def test_chunked_bodies_are_read_and_forwarded_with_a_length(rig) -> None:
+    data = json.dumps(chat(max_tokens=2)).encode()
+    chunks = b"".join(b"%x;ext=1\r\n%b\r\n" % (1, data[i : i + 1]) for i in range(len(data)))
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n"
+    answer = await rig.raw(head.encode() + b"\r\n" + chunks + b"0\r\ntrailer: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    headers = rig.engine.seen[0].headers
+    assert "transfer-encoding" not in headers
+    assert "trailer" not in headers
+    assert int(headers["content-length"]) == len(rig.engine.seen[0].received.body)
+
+
+@pytest.mark.parametrize("broken", [b"zz\r\nxx\r\n", b"5\r\nhelloXX\r\n", b"-1\r\n"])
+async def test_a_broken_chunk_is_a_400(rig, broken: bytes) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    answer = await rig.raw(head.encode() + broken)
+    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400")), answer
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body(rig) -> None:
+    """Class F: the first of the phases. Nothing was taken, so nothing is given back."""
+    async with rig.socket() as peer:
+        await peer.send(
+            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n{{".encode()
+        )
+        await rig.until(lambda: rig.handled == 1)
+        peer.reset()
+    await rig.until(lambda: len(rig.records) == 1)
+    assert rig.records[0]["outcome"] == "cancelled"
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    "target", ["?a=%C3%A9&b=1", "?a=é", "?a=\xff", "?", "?x=%00", "?a=[1]{2}|\"'^`"]
+)
+async def test_the_query_goes_on_as_it_came_or_is_a_400(rig, target: str) -> None:
+    answer = await rig.raw(request(CHAT + target, chat(max_tokens=2), "connection: close"))
+    status = int(answer.split(b" ")[1])
+    assert status in (200, 400), answer
+    if status == 200:
+        assert rig.engine.seen[0].received.target == CHAT + target.removesuffix("?")
+
+
+async def test_headers_forwarded(rig) -> None:
+    """Class P: neither the client's keys nor what sets engine internals goes on; the rest does."""
+    sent = {
+        "authorization": "Bearer client-key",
+        "x-api-key": "client-key",
+        "cookie": "a=b",
+        "x-override-rid": "x",
+        "X-Override-Anything": "x",
+        "x-data-parallel-rank": "1",
+        "connection": "keep-alive, x-mine",
+        "x-mine": "hop",
+        "te": "trailers",
+        "proxy-authorization": "Basic eA==",
+        "keep-alive": "timeout=5",
+        "accept-encoding": "br, zstd, gzip",
+        "x-request-id": "client-id",
+        "x-trace": "kept",
+        "user-agent": "agent/1",
+        "x-stainless-retry-count": "2",
+        "accept": "text/event-stream",
+    }
+    body = json.dumps(chat(max_tokens=2)).encode()
+    fields = [f"{name}: {value}" for name, value in sent.items()]
+    async with rig.socket() as peer:
+        await peer.send(request(CHAT + "?x=1&y=%2F", body, *fields, "x-octets: \xe9\xff"))
+        status, _ = await peer.head()
+    assert status == 200
+    seen = rig.engine.seen[0]
+    assert seen.received.target == CHAT + "?x=1&y=%2F"
+    got = seen.headers
+    gone = ("authorization", "x-api-key", "cookie", "x-override-rid", "x-override-anything")
+    gone += ("x-data-parallel-rank", "x-mine", "te", "proxy-authorization", "keep-alive")
+    assert not set(gone) & got.keys()
+    assert got["accept-encoding"] == "identity"
+    assert (got["x-trace"], got["user-agent"]) == ("kept", "agent/1")
+    assert got["x-octets"] == "\xe9\xff"
+    assert got["host"] == rig.engine.url.removeprefix("http://")
+    assert rig.records[0]["client_retry"] == 2
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_the_servers_key_is_added_and_the_clients_is_not(start, tmp_path, path: str) -> None:
+    key = tmp_path / "key"
+    key.write_text("engine-key\n")
+    policy = {"backend": {"api_key_file": str(key)}}
+    async with start(policy, api_key="engine-key") as rig:
+        body = chat(max_tokens=2) | {"prompt": "a"}
+        got = await rig.post(path, body, headers={"authorization": "Bearer mine"})
+        assert got.status == 200
+        assert rig.engine.seen[0].headers["authorization"] == "Bearer engine-key"

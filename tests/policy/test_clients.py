@@ -1,0 +1,139 @@
+"""Who is calling: keys, headers, strangers; and that keys are nowhere to be found afterwards."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import hmac
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.policy.clients import Identify, Secrets, Unauthorized, read_secrets
+from gateway.policy.problems import PolicyError
+from gateway.policy.schema import Backend, Client, HeaderMatch, Policy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEYED = Policy(
+    clients=(
+        Client(name="red", key_env="RED"),
+        Client(name="blue", key_env="BLUE"),
+        Client(name="team", header=HeaderMatch(name="X-Team", value="green")),
+    )
+)
+ANY_TEXT = st.text(st.characters())  # with lone surrogates
+ENV = {"RED": "sk-planted-red", "BLUE": "sk-planted-blue"}
+
+
+def identify(policy: Policy, env: dict[str, str] | None = None) -> Identify:
+    return Identify(policy, read_secrets(policy, ENV if env is None else env))
+
+
+@pytest.mark.parametrize(
+    ("headers", "who"),
+    [
+        ({"authorization": "Bearer sk-planted-red"}, "red"),
+        ({"authorization": "bearer   sk-planted-blue "}, "blue"),
+        ({"x-api-key": "sk-planted-red"}, "red"),
+        ({"authorization": "Bearer EMPTY", "x-api-key": "sk-planted-blue"}, "blue"),
+        ({"x-team": "green"}, "team"),
+        ({"x-team": "green", "x-api-key": "sk-planted-red"}, "red"),
+    ],
+)
+def test_known_callers(headers: dict[str, str], who: str) -> None:
+    assert identify(KEYED).resolve(headers, "10.0.0.1") == who
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": ""},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer "},
+        {"authorization": "Basic sk-planted-red"},
+        {"authorization": "sk-planted-red"},
+        {"authorization": "Bearer sk-planted-re"},
+        {"authorization": "Bearer sk-planted-red2"},
+        {"x-api-key": "\udcff"},
+        {"x-team": "blue"},
+        {"x-team": "gr\udcffen"},
+    ],
+)
+def test_strangers_are_refused_where_no_anyone_is_listed(headers: dict[str, str]) -> None:
+    answer = identify(KEYED).resolve(headers, "")
+    assert isinstance(answer, Unauthorized)
+    assert "operator" in answer.message
+
+
+def test_the_refusal_tells_a_missing_key_from_an_unknown_one_and_quotes_neither() -> None:
+    who = identify(KEYED)
+    missing, unknown = who.resolve({}), who.resolve({"x-api-key": "sk-other-secret"})
+    assert isinstance(missing, Unauthorized)
+    assert isinstance(unknown, Unauthorized)
+    assert missing.message.startswith("The API key is missing;")
+    assert unknown.message.startswith("The API key is not known here;")
+    assert "other" not in repr(unknown)
+
+
+@given(st.dictionaries(st.sampled_from(["authorization", "x-api-key", "x-team"]), ANY_TEXT))
+def test_no_header_makes_it_raise(headers: dict[str, str]) -> None:
+    assert isinstance(identify(KEYED).resolve(headers), str | Unauthorized)
+
+
+def test_strangers_are_anyone_where_it_is_listed_or_nobody_is() -> None:
+    with_anyone = Policy(
+        clients=(Client(name="red", key_env="RED"), Client(name="anyone", max_inflight=1))
+    )
+    for policy in (with_anyone, Policy()):
+        assert identify(policy).resolve({"authorization": "Bearer EMPTY"}) == "anyone"
+        assert identify(policy).resolve({}) == "anyone"
+    assert identify(with_anyone).resolve({"x-api-key": "sk-planted-red"}) == "red"
+
+
+def test_a_key_file_holds_several_keys_of_one_client(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("old\n\n  new  \n")
+    who = identify(Policy(clients=(Client(name="a", key_file=path),)))
+    assert [who.resolve({"x-api-key": key}) for key in ("old", "new")] == ["a", "a"]
+
+
+def test_keys_are_kept_as_digests_and_shown_by_nothing() -> None:
+    policy = Policy(
+        backends=(Backend(url="http://b", name="b", api_key_env="BLUE"),),
+        clients=(KEYED.clients[0],),
+    )
+    secrets = read_secrets(policy, ENV)
+    assert secrets.digests == ((hashlib.sha256(b"sk-planted-red").digest(), "red"),)
+    assert secrets.backend_keys["b"].get_secret_value() == "sk-planted-blue"
+    who = Identify(policy, secrets)
+    for thing in (secrets, who, secrets.backend_keys):
+        assert "planted" not in repr(thing)
+    held = gc.get_referents(who, secrets, *secrets.digests)
+    assert not any("planted-red" in str(thing) for thing in held)
+
+
+def test_every_digest_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def spy(a: bytes, b: bytes) -> bool:
+        compared.append(a)
+        return a == b
+
+    who = identify(KEYED)
+    monkeypatch.setattr(hmac, "compare_digest", spy)
+    assert who.resolve({"x-api-key": "sk-planted-red"}) == "red"
+    assert len(compared) == 2
+
+
+def test_a_variable_that_vanished_is_told() -> None:
+    with pytest.raises(PolicyError, match=r"clients\[1\].key_env = 'BLUE': is not set"):
+        read_secrets(KEYED, {"RED": "x"})
+
+
+def test_no_secrets_is_a_value() -> None:
+    assert read_secrets(Policy(), {}) == Secrets()

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 PAUSE_S = 1.0
 """How long nothing new starts on a server that said it is full: a few of its decode rounds."""
 
+GONE = 499
+"""The status of an answer that nobody gets, as nginx calls it: the connection is closed already."""
+
 CONNECTS = 3
 """Connections tried for one request before its server counts as gone for it. Nothing was sent."""
 
@@ -88,7 +91,7 @@ class DataPlane:
         self._journal = journal
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request. Raises nothing but cancellation and a vanished client."""
+        """Answer one request. Raises nothing but cancellation."""
         route = routes.find(request.method, request.rel_url.raw_path)
         match route:
             case None:
@@ -118,9 +121,12 @@ class DataPlane:
             return trip.refused(shed.refusal, shed.queued_s)
         except UpstreamError as error:
             return trip.failed(_fault(error))
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             trip.left()
             raise
+        except ConnectionError:
+            trip.left()
+            return web.Response(status=GONE)
         finally:
             self._journal.request(trip.done(self._gate.now()))
 

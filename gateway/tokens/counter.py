@@ -194,16 +194,14 @@ class Counter:
     ) -> tuple[int, ...]:
         if body_bytes > REMOTE_BYTES:
             raise Unavailable("remote_too_large")
-        if self._remote_slots.locked():
-            raise Unavailable("remote_busy")
-        async with self._remote_slots:
-            try:
-                async with asyncio.timeout(REMOTE_SECONDS):
-                    if request.chat is not None:
-                        return (await remote(tokenize_chat(request.chat)),)
-                    return tuple([await _ask_text(remote, prompt) for prompt in request.prompts])
-            except TimeoutError:
-                raise Unavailable("remote_timeout") from None
+        try:
+            # Waiting for a slot counts too: a burst is worth a moment, a bound is a long guess.
+            async with asyncio.timeout(REMOTE_SECONDS), self._remote_slots:
+                if request.chat is not None:
+                    return (await remote(tokenize_chat(request.chat)),)
+                return tuple([await _ask_text(remote, prompt) for prompt in request.prompts])
+        except TimeoutError:
+            raise Unavailable("remote_timeout") from None
 
     def _corrected(self, basis: Method, prompts: tuple[int, ...]) -> tuple[int, ...]:
         """Each prompt moved by what was learned, but never above what its bytes allow."""

@@ -169,7 +169,8 @@ async def test_a_failing_remote_leaves_the_bound():
     assert counter.fallbacks == {"remote_error": 1}
 
 
-async def test_a_busy_or_slow_remote_is_not_waited_for():
+async def test_a_busy_remote_is_waited_for_a_moment_only(monkeypatch):
+    monkeypatch.setattr("gateway.tokens.counter.REMOTE_SECONDS", 0.05)
     asked, answer = [], asyncio.Event()
 
     async def remote(body):
@@ -187,9 +188,11 @@ async def test_a_busy_or_slow_remote_is_not_waited_for():
     third = await counter.count(Kind.COMPLETION, {"prompt": "hello"}, 10)
     large = await counter.count(Kind.COMPLETION, {"prompt": "hello"}, 1 << 21)
     assert third.method is large.method is Method.BOUND
+    assert [(await one).method for one in waiting] == [Method.BOUND] * 2
+    assert counter.fallbacks == {"remote_timeout": 3, "remote_too_large": 1}
     answer.set()
-    assert [counted.prompts for counted in await asyncio.gather(*waiting)] == [(3,), (3,)]
-    assert counter.fallbacks == {"remote_busy": 1, "remote_too_large": 1}
+    burst = [counter.count(Kind.COMPLETION, {"prompt": "hello"}, 10) for _ in range(5)]
+    assert [counted.prompts for counted in await asyncio.gather(*burst)] == [(3,)] * 5
 
 
 async def test_the_bound_is_lowered_only_by_evidence_and_raised_at_once():

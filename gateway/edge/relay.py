@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gateway.edge.backends import Backend
     from gateway.edge.dialects import Intent
     from gateway.edge.trip import Trip
-    from gateway.gate import Lease
     from gateway.tokens import Counted
     from gateway.upstream.client import Reply
 
@@ -39,9 +38,37 @@ FACTS_BYTES = 8 << 20
 """Largest answer that is looked into for its usage: 32,000 tokens with logprobs fit. A larger one
 is relayed all the same, and its usage stays unknown."""
 
+REST_S = 2.0
+"""How long the end of a stream may take whose first event was an error: its [DONE] is on the way."""
+
 STALLED_S = 120.0
 """How long a client may take nothing while bytes wait for it; then it counts as gone. Longer than
 any pause of a reader that is alive, shorter than it takes a dozen stalled tabs to add up."""
+
+
+class Booked(Protocol):
+    """What a relay tells whoever holds the reservation; see `gate.Lease`."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was called."""
+        ...
+
+    def first_token(self) -> None:
+        """The first output came."""
+        ...
+
+    def true_up(self, generated: int) -> None:
+        """So many tokens so far."""
+        ...
+
+    def end(self, outcome: Outcome) -> None:
+        """The engine is done."""
+        ...
+
+    def abandon(self, outcome: Outcome) -> None:
+        """It is over for the client, and the engine may not know."""
+        ...
 
 
 class BrokenAnswer(Exception):
@@ -62,9 +89,14 @@ class Beginning:
     data: bytes = b""  # body bytes already read
 
 
-async def begin(reply: Reply, *, streamed: bool) -> Beginning:
-    """Wait until it is clear whether there is an answer. Raises UpstreamError."""
+async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Beginning:
+    """Wait until it is clear whether there is an answer. Raises UpstreamError.
+
+    `as_it_is`: whatever comes is the answer, back-pressure and errors too.
+    """
     await reply.head()
+    if as_it_is:
+        return Beginning(Verdict.DATA, reply.status)
     if reply.status in BUSY:
         data = await reply.read_all(REFUSAL_BYTES)
         return Beginning(Verdict.BACKPRESSURE, reply.status, data)
@@ -83,7 +115,7 @@ class Relay:
     """One answer to one client."""
 
     def __init__(
-        self, trip: Trip, lease: Lease, backend: Backend, intent: Intent, counted: Counted
+        self, trip: Trip, lease: Booked, backend: Backend, intent: Intent, counted: Counted | None
     ) -> None:
         self._trip = trip
         self._lease = lease
@@ -106,14 +138,14 @@ class Relay:
         out = await self._open(reply, streamed=True)
         tap = SseTap(self._dialect, strip_usage=self._intent.strip_usage)
         try:
-            while data:
+            while data or (data := await reply.read()):
                 forward = tap.feed(data)
                 self._progress(tap)
                 if reply.ended:
                     self._engine_is_done(tap, reply)
                 if forward:
                     await self._write(out, forward)
-                data = await reply.read()
+                data = b""
             if rest := tap.finish():
                 await self._write(out, rest)
         except UpstreamError as error:
@@ -180,8 +212,7 @@ class Relay:
         except UpstreamError as error:
             # Half a JSON body must not look like a whole one: break the connection visibly.
             self._trip.ended(Outcome.FAILED, str(error))
-            if self._trip.request.transport is not None:
-                self._trip.request.transport.abort()
+            self._hang_up()
             raise BrokenAnswer(error, out) from error
         self._engine_is_done(self._facts(copy, size), reply)
         await out.write_eof()
@@ -194,13 +225,14 @@ class Relay:
         """A 200 whose first event is an error: nothing was committed, so it gets its real status."""
         tap = SseTap(self._dialect, strip_usage=False)
         tap.feed(first.data)
-        self._trip.ended(Outcome.COMPLETED, f"the engine refused it: {first.status}")
-        async with asyncio.timeout(STALLED_S):
-            while await reply.read():
-                pass
+        outcome = Outcome.FAILED if first.status >= SERVER_ERROR else Outcome.COMPLETED
+        self._trip.ended(outcome, f"the engine refused it: {first.status}")
         self._learn(tap, reply)
         self._trip.record.upstream_status = first.status
-        self._lease.end(Outcome.COMPLETED)
+        if await _read_out(reply):
+            self._lease.end(outcome)
+        else:
+            self._lease.abandon(outcome)
         error = {"error": {"code": first.status, **(tap.error or {})}}
         return web.json_response(
             error, status=first.status, headers={**self._trip.headers(), replies.SOURCE: "upstream"}
@@ -228,12 +260,19 @@ class Relay:
             async with asyncio.timeout(STALLED_S):
                 await out.write(data)
         except TimeoutError:
+            # Closed in good order, the connection would wait for the client to take the rest.
+            self._hang_up()
             msg = f"the client took nothing for {STALLED_S:g} s"
             raise ConnectionResetError(msg) from None
 
+    def _hang_up(self) -> None:
+        transport = self._trip.request.transport
+        if transport is not None:
+            transport.abort()
+
     def _learn(self, facts: Facts, reply: Reply) -> None:
         self._trip.learned(facts, reply.status, _now())
-        if facts.prompt_tokens is None or self._backend.counter is None:
+        if facts.prompt_tokens is None or self._backend.counter is None or self._counted is None:
             return
         # On /generate every sequence reports its prompt: only a single one can be compared.
         if self._dialect != "generate" or len(self._counted.prompts) * self._intent.n == 1:
@@ -256,6 +295,17 @@ def _complete(facts: Facts) -> bool:
     has seen. The mark [DONE] comes after both."""
     done = isinstance(facts, SseTap) and facts.done
     return done or bool(facts.finish_reasons) or facts.error is not None
+
+
+async def _read_out(reply: Reply) -> bool:
+    """Drop the rest of an answer that is as good as over. Whether it came to its end."""
+    try:
+        async with asyncio.timeout(REST_S):
+            while await reply.read():
+                pass
+    except (TimeoutError, UpstreamError):
+        return False
+    return True
 
 
 def _is_events(reply: Reply) -> bool:

@@ -3,7 +3,7 @@
 - *good*: served with TTFT and TPOT within the objectives. `goodput_rps` is good requests per second
   of the measured part, `goodput_share` is good over offered.
 - The measured part leaves out the first WARM of the run, while the pool fills and windows are
-  empty, and the arrivals so late that they could not have met their objective any more.
+  empty, and the arrivals so late that they could hardly have been served before it ended.
 - `jain` is Jain's index over the clients' served token cost relative to what they asked for, where
   more than one client asked.
 """
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from gateway.lab.simulate import Run
 
-WARM = 0.15  # share of the run that is not measured
+WARM = 0.15  # share of the run that is not measured at its start
+TAIL = 0.1  # share that is not measured at its end, besides the TTFT objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +41,34 @@ class Objectives:
         return ttft <= self.ttft and tpot <= self.tpot
 
 
+def span(run: Run, objectives: Objectives) -> tuple[float, float]:
+    """The measured part, seconds from the start."""
+    return WARM * run.seconds, (1 - TAIL) * run.seconds - objectives.ttft
+
+
 def measured(run: Run, objectives: Objectives) -> list[Flight]:
     """The flights that count."""
-    start, stop = WARM * run.seconds, run.seconds - 4 * objectives.ttft
+    start, stop = span(run, objectives)
     return [flight for flight in run.flights if start <= flight.arrival.at <= stop]
 
 
 def measure(run: Run, objectives: Objectives) -> dict[str, float]:
-    """Every metric of one run."""
+    """Every metric of one run. Raises ValueError for a run too short to measure anything."""
     flights = measured(run, objectives)
-    span = (1 - WARM) * run.seconds - 4 * objectives.ttft
+    start, stop = span(run, objectives)
+    seconds = stop - start
+    if seconds <= 0:
+        message = (
+            f"a run of {run.seconds:g} s has no measured part with a TTFT objective of "
+            f"{objectives.ttft:g} s; it takes more than {objectives.ttft / (1 - WARM - TAIL):g} s"
+        )
+        raise ValueError(message)
     good = sum(objectives.met(flight) for flight in flights)
     offered = max(1, len(flights))
     values = {
-        "goodput_rps": good / span,
+        "goodput_rps": good / seconds,
         "goodput_share": good / offered,
-        "served_rps": _count(flights, Fate.SERVED) / span,
+        "served_rps": _count(flights, Fate.SERVED) / seconds,
         "kv_utilisation": run.used_share,
         "retractions_per_1000": 1000 * run.retractions / max(1, len(run.flights)),
         "crashes": float(run.crashes),

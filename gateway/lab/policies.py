@@ -108,12 +108,15 @@ class WorstCase(Base):
 @dataclass
 class PerRequestQuantile(Base):
     """Each request is charged a quantile of its client's lengths, given what it has produced. Sums
-    of upper bounds waste the pool: the classic mistake."""
+    of upper bounds waste the pool: the classic mistake. Behind the engine's own rule, as all
+    that predict here are: what the engine would not start yet waits in the gate."""
 
     level: float = 0.9
 
     def fits(self, candidate: Flight, flying: Sequence[Flight], engine: Engine) -> bool:
         """Sum of charges against the pool."""
+        if not engine_takes(candidate, candidate.arrival.cap, flying, engine):
+            return False
         held = sum(self._charge(other, engine) for other in (*flying, candidate))
         return held <= engine.pool.capacity
 
@@ -126,20 +129,27 @@ class PerRequestQuantile(Base):
         return min(most, flight.arrival.prompt + float(beyond[index]))
 
 
+def engine_takes(
+    candidate: Flight, cap: int | None, flying: Sequence[Flight], engine: Engine
+) -> bool:
+    """Would the engine's own PrefillAdder start `candidate` with `cap` right now? What it would not
+    start waits inside it, first come first served, out of any gate's reach."""
+    page, room = engine.pool.page, float(engine.pool.capacity)
+    for other in flying:
+        growth = min(promised(other, engine) - other.held, CLIP)
+        share = engine.ratio.now if other.first is not None else 1.0
+        room -= other.held + page + growth * share
+    prompt = candidate.arrival.prompt
+    return prompt + min(engine.limits.cap(prompt, cap), CLIP) + page < room
+
+
 @dataclass
 class Mirror(Base):
-    """Would the engine's own PrefillAdder take it right now? Then nothing waits inside it."""
+    """Let go what the engine would start at once: then nothing waits inside it."""
 
     def fits(self, candidate: Flight, flying: Sequence[Flight], engine: Engine) -> bool:
         """The engine's arithmetic, with the ratio it publishes."""
-        page, room = engine.pool.page, float(engine.pool.capacity)
-        for other in flying:
-            growth = min(promised(other, engine) - other.held, CLIP)
-            share = engine.ratio.now if other.first is not None else 1.0
-            room -= other.held + page + growth * share
-        prompt = candidate.arrival.prompt
-        cap = engine.limits.cap(prompt, candidate.arrival.cap)
-        return prompt + min(cap, CLIP) + page < room
+        return engine_takes(candidate, candidate.arrival.cap, flying, engine)
 
 
 @dataclass
@@ -154,6 +164,8 @@ class PastFuture(Base):
 
     def fits(self, candidate: Flight, flying: Sequence[Flight], engine: Engine) -> bool:
         """One draw of the future."""
+        if not engine_takes(candidate, candidate.arrival.cap, flying, engine):
+            return False
         flights = (*flying, candidate)
         held = np.array([other.held for other in flights], dtype=np.float64)
         left = np.array([self._left(other, engine) for other in flights], dtype=np.float64)
@@ -169,10 +181,17 @@ class PastFuture(Base):
 
 @dataclass
 class Oracle(Base):
-    """Knows every length: the exact peak of those in flight fits the pool."""
+    """Knows every length: forwards it as the cap, and the exact peak of those in flight fits."""
+
+    def cap(self, flight: Flight) -> int | None:
+        """The output it will have."""
+        asked = flight.arrival.cap
+        return flight.arrival.output if asked is None else min(asked, flight.arrival.output)
 
     def fits(self, candidate: Flight, flying: Sequence[Flight], engine: Engine) -> bool:
         """The exact peak."""
+        if not engine_takes(candidate, self.cap(candidate), flying, engine):
+            return False
         flights = (*flying, candidate)
         held = np.array([other.held + engine.pool.page for other in flights], dtype=np.float64)
         left = np.array(

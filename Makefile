@@ -28,6 +28,7 @@ format: $(READY)
 
 # Soaks and large differential suites: minutes, not seconds.
 test-slow: $(READY)
+	$(BIN)/python -m tests.tokens.fetch_tokenizers
 	$(BIN)/pytest -q -m slow --timeout 900
 
 # A genuine SGLang on CPU: about two minutes to install once (into .real/), 30 s to start.

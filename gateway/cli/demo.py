@@ -59,6 +59,7 @@ def run(argv: list[str]) -> int:
             _say(sentence)
         _say("")
         _say(NEXT + f"The gate's own log of this show: {path}")
+        configure()  # the file is about to be closed
     if args.json is not None:
         numbers = {"alone": alone, "without": without, "gate": gated}
         args.json.write_text(json.dumps({name: one.to_dict() for name, one in numbers.items()}))

@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import orjson
 import structlog
@@ -59,13 +59,42 @@ _FRAMES = 12
 """Innermost stack frames shown: the way from a library's loop into our code and back fits."""
 
 
+class Unbreakable:
+    """A stream whose failures are its own: a full disk, a closed pipe or a closed file costs lines,
+    never a request. Writes and flushes; everything else is the stream's."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost = 0  # writes that failed
+
+    def write(self, text: str) -> int:
+        """Write if possible."""
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            self.lost += 1
+            return 0
+
+    def flush(self) -> None:
+        """Flush if possible."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.lost += 1
+
+    def isatty(self) -> bool:
+        """Whether somebody looks at it."""
+        return not self._stream.closed and self._stream.isatty()
+
+
 def configure(level: str = "info", stream: TextIO | None = None) -> None:
     """Send all logging to `stream` (default stderr): JSON lines, or text if it is a terminal.
 
     `level` is one of `LEVELS`. Libraries are heard from warning upwards whatever the level. May be
     called again; the last call holds.
     """
-    target = sys.stderr if stream is None else stream
+    # Typed as what it stands for: structlog and logging write and flush, nothing else.
+    target = cast("TextIO", Unbreakable(sys.stderr if stream is None else stream))
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -249,7 +249,11 @@ async def running(
         logging.getLogger().addHandler(errors)
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, what: errors.lines.append(str(what)))
-        await app.start()
+        try:
+            await app.start()
+        except BaseException:
+            await app.stop()  # uvloop waits for ever to close with a listener left open
+            raise
         connector = aiohttp.TCPConnector(limit=0)
         http = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(10))
         rig = Rig(app, fake, http)

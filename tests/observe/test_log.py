@@ -215,3 +215,12 @@ def test_long_text_is_cut() -> None:
 
 def test_level_words_are_those_of_the_policy() -> None:
     assert get_args(Observe.model_fields["log_level"].annotation) == LEVELS
+
+
+def test_a_broken_stream_costs_lines_and_nothing_else(tmp_path) -> None:
+    """A full disk, a closed pipe, a file somebody closed: whoever logs must not fail for it."""
+    with (tmp_path / "log").open("w") as stream:
+        configure("info", stream)
+    structlog.get_logger("kvgate").info("after the file was closed")
+    logging.getLogger("library").warning("neither does a library fail")
+    configure()

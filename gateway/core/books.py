@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from gateway.core.flows import Entry, Flow
+from gateway.core.least import Least
 from gateway.core.ledger import Hold, LedgerError, PoolLedger
 from gateway.core.model import ClientView, PoolView, QueueView, View
 
@@ -64,6 +65,7 @@ class Books:
         self.flows: dict[str, Flow] = {}
         self.waiting: dict[RequestId, Flow] = {}
         self.held: dict[RequestId, Held] = {}
+        self.least = Least()
         self.tokens = 0  # KV tokens that wait
         self.bytes = 0  # body bytes that wait
         self._timers: list[tuple[float, int, Timer, RequestId]] = []
@@ -92,6 +94,7 @@ class Books:
         flow.put_back(entry)
         flow.want(entry.demands, 1)
         self.waiting[entry.ticket.id] = flow
+        self.least.add(entry)
         self.tokens += entry.need
         self.bytes += entry.ticket.body_bytes
 
@@ -129,6 +132,7 @@ class Books:
         flow.want(entry.demands, -1)
         flow.want(demands, 1)
         entry.need, entry.demands = need, demands
+        self.least.add(entry)
 
     def hold(self, entry: Entry, pool: PoolId, demand: Demand, now: float) -> Hold:
         """Waiting → held: the reservation is taken before the entry leaves the queue."""

@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from gateway.core.model import Demand, PoolId
 
 LOOK_AHEAD = 64
-"""Requests of one flow considered behind a blocked head in one step. Bounds the time of a
-decision; the default queue holds 256 in all."""
+"""Requests of one flow considered in one step: its head, and those behind a head that must wait."""
+
+LOOK_AROUND = 256
+"""Requests behind heads considered in one step, over all flows. Heads are always looked at. Bounds
+the time of a decision to about a millisecond; the default queue holds 256 in all."""
 
 Choice = tuple["Entry", "PoolLedger", "Demand"]
 
@@ -41,11 +44,16 @@ def next_to_start(books: Books, now: float) -> Choice | None:
     """The next request to start and where; counts whom that passes. None if nothing fits."""
     if (fenced := _fenced(books, now)) is not None:
         return fenced
+    if not any(_takes_work(books, pool, now) for pool in books.pools.values()):
+        return None  # nothing would be passed either
     weights = {ident: books.weight_on(ident) for ident in books.pools}
     blocked: dict[PoolId, Entry] = {}
+    spare = LOOK_AROUND
     for flow in sorted((f for f in books.flows.values() if f.waiting), key=lambda f: f.turn):
         held_back: dict[PoolId, Entry] = {}
-        for entry in islice(flow.waiting, LOOK_AHEAD):
+        deep = min(LOOK_AHEAD, len(flow.waiting), spare + 1)
+        spare -= deep - 1
+        for entry in islice(flow.waiting, deep):
             ready = list(_ready(books, entry, now))
             allowed = [(p, d) for p, d in ready if _allowed(flow, d, p, weights)]
             place = placement.pick(
@@ -64,6 +72,13 @@ def next_to_start(books: Books, now: float) -> Choice | None:
                 for ident in _held_back_on(books, flow, entry):
                     held_back.setdefault(ident, entry)
     return None
+
+
+def _takes_work(books: Books, pool: Pool, now: float) -> bool:
+    """Whether anything at all could start on a pool now."""
+    if not pool.open or pool.paused_until > now or pool.fence is not None:
+        return False
+    return books.least.may_start(pool.ledger, books.waiting)
 
 
 def _fenced(books: Books, now: float) -> Choice | None:

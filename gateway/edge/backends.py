@@ -87,6 +87,11 @@ class Backend:
         """Whether it may be asked for `model`. A server of unknown names takes any, as SGLang does."""
         return model is None or self.facts is None or model in self.facts.models
 
+    @property
+    def sequences(self) -> int:
+        """Sequences sent to it that are not known to be over."""
+        return sum(self._running.values())
+
     def began(self, ident: RequestId, sequences: int) -> None:
         """A request was handed to it."""
         self._running[ident] = sequences
@@ -141,7 +146,7 @@ class Backend:
         if loads is None:
             return False
         taken_at = self._loads_at - (loads.age_s or 0.0)
-        return taken_at >= since and loads.running + loads.waiting <= sum(self._running.values())
+        return taken_at >= since and loads.running + loads.waiting <= self.sequences
 
     async def tokenize(self, body: dict[str, Any]) -> int:
         """The server's own count. Raises whatever an answer that is none makes it raise."""
@@ -198,6 +203,11 @@ class Fleet:
         """
         named = [backend for backend in self if backend.serves(model)]
         return named or list(self)
+
+    def least_busy(self) -> Backend | None:
+        """The ready server with fewest of our requests; None where none is ready."""
+        ready = [backend for backend in self if backend.ready]
+        return min(ready, key=lambda backend: backend.sequences, default=None)
 
     def start(self) -> None:
         """Begin to watch every server."""

@@ -18,6 +18,7 @@ from gateway.core.model import Ask, Code, Outcome, Refusal, Ticket
 from gateway.edge import body as bodies
 from gateway.edge import replies, routes
 from gateway.edge.dialects import Intent, Invalid
+from gateway.edge.open_door import pass_on
 from gateway.edge.reaper import Running
 from gateway.edge.relay import BrokenAnswer, Relay, begin
 from gateway.edge.trip import Trip
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from gateway.edge.backends import Backend, Fleet
     from gateway.edge.dialects import Body, Dialect
     from gateway.edge.reaper import Reaper
+    from gateway.edge.relay import Beginning
     from gateway.gate import Gate, Lease
     from gateway.observe.journal import Journal
     from gateway.policy.clients import Identify
@@ -131,6 +133,12 @@ class DataPlane:
     async def _admitted(self, trip: Trip, dialect: Dialect) -> web.StreamResponse:
         rule = self._who(trip)
         data = await bodies.read(trip.request, self._policy.limits.body_bytes)
+        if self._policy.admission == "off":
+            trip.record.client = rule.name
+            backend = self._fleet.least_busy()
+            if backend is None:
+                raise Shed(_nobody(list(self._fleet)), None)
+            return await pass_on(trip, dialect, data, backend, self._policy.limits)
         body = bodies.parse(data)
         intent = self._intent(dialect, body)
         backends = self._fleet.for_model(intent.model)
@@ -161,34 +169,15 @@ class DataPlane:
             backend = self._fleet.backends[lease.grant.pool.backend]
             rid = trip.granted(lease.grant, self._free(lease))
             data = dialect.write(work.body, work.intent, lease.grant, rid, backend.engine)
-            relay = Relay(trip, lease, backend, work.intent, work.counted)
-            lease.sent()
             running = Running(backend, rid)
-            self._reaper.began(trip.id, running, lease.grant.demand.slots)
-            try:
-                running.reply = await backend.client.send(
-                    "POST",
-                    trip.target,
-                    [*trip.forwarded_headers(), *backend.headers],
-                    data,
-                    first_byte_timeout_s=self._first_byte_s(work.intent),
-                    idle_timeout_s=self._policy.limits.idle_s,
-                )
-                first = await begin(running.reply, streamed=work.intent.stream)
-            except UpstreamError as error:
-                if not error.sent or error.kind in BROKEN:
-                    backend.suspect(str(error))
-                if error.sent or trip.attempts >= CONNECTS:
-                    if not error.sent:
-                        self._over(trip, lease, Outcome.FAILED)
-                    raise
-                await self._put_back(trip, lease)
+            first = await self._sent(trip, lease, work, running, data)
+            if first is None or running.reply is None:
+                self._reaper.ended(trip.id)
+                await lease.requeue(PAUSE_S)  # the same place in the queue again
                 continue
             backend.alive()
-            if first.verdict is Verdict.FULL:
-                await self._put_back(trip, lease)
-                continue
             try:
+                relay = Relay(trip, lease, backend, work.intent, work.counted)
                 return await relay.run(running.reply, first)
             except BrokenAnswer as broken:
                 if broken.kind in BROKEN:
@@ -198,13 +187,45 @@ class DataPlane:
                 if lease.ended:
                     self._reaper.ended(trip.id)
 
-    async def _put_back(self, trip: Trip, lease: Lease) -> None:
-        """The server did not take it: the same place in the queue again."""
-        self._reaper.ended(trip.id)
-        await lease.requeue(PAUSE_S)
+    async def _sent(
+        self, trip: Trip, lease: Lease, work: Work, running: Running, data: bytes
+    ) -> Beginning | None:
+        """Hand a request to a server and wait for its answer to begin.
 
-    def _over(self, trip: Trip, lease: Lease, outcome: Outcome) -> None:
-        lease.end(outcome)
+        None where the server did not take it: full, or nobody there. Raises UpstreamError where it
+        may have, and Invalid for what cannot be written on the wire.
+        """
+        backend = running.backend
+        lease.sent()
+        self._reaper.began(trip.id, running, lease.grant.demand.slots)
+        try:
+            running.reply = await backend.client.send(
+                "POST",
+                trip.target,
+                [*trip.forwarded_headers(), *backend.headers],
+                data,
+                first_byte_timeout_s=self._first_byte_s(work.intent),
+                idle_timeout_s=self._policy.limits.idle_s,
+            )
+            first = await begin(running.reply, streamed=work.intent.stream)
+        except ValueError as error:
+            self._over(trip, lease)
+            msg = f"the request cannot be passed on: {error}"
+            raise Invalid(msg) from None
+        except UpstreamError as error:
+            if not error.sent or error.kind in BROKEN:
+                backend.suspect(str(error))
+            if error.sent:
+                raise
+            if trip.attempts >= CONNECTS:
+                self._over(trip, lease)
+                raise
+            return None
+        return None if first.verdict is Verdict.BACKPRESSURE else first
+
+    def _over(self, trip: Trip, lease: Lease) -> None:
+        """Nothing was sent, and nothing will be."""
+        lease.end(Outcome.FAILED)
         self._reaper.ended(trip.id)
 
     # ---- the steps before the gate ---------------------------------------------------------------

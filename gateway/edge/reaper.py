@@ -94,6 +94,8 @@ class Reaper:
         loop = asyncio.get_running_loop()
         since = loop.time()
         self.dying += 1
+        if reply is not None:
+            reply.forget()
         try:
             await abort(backend.client, running.rid, api_key=backend.api_key, timeout_s=ABORT_S)
             over = reply is not None and await _ends(reply)

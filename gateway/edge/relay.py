@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
 from gateway.core.model import Outcome
 from gateway.edge import replies
 from gateway.tokens import Kind
+from gateway.upstream.answer import Dialect, Facts, reply_facts
 from gateway.upstream.errors import UpstreamError
-from gateway.upstream.sse import Shape, SseTap, Verdict, peek, reply_facts
+from gateway.upstream.sse import SseTap, Verdict, peek
 
 if TYPE_CHECKING:
     from gateway.edge.backends import Backend
     from gateway.edge.dialects import Intent
     from gateway.edge.trip import Trip
-    from gateway.gate import Lease
     from gateway.tokens import Counted
     from gateway.upstream.client import Reply
-    from gateway.upstream.sse import Facts
 
 OK = 200
 BUSY = frozenset({429, 503})
@@ -45,6 +44,27 @@ REST_S = 2.0
 STALLED_S = 120.0
 """How long a client may take nothing while bytes wait for it; then it counts as gone. Longer than
 any pause of a reader that is alive, shorter than it takes a dozen stalled tabs to add up."""
+
+
+class Booked(Protocol):
+    """What a relay tells whoever holds the reservation; see `gate.Lease`."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was called."""
+        ...
+
+    def first_token(self) -> None:
+        """The first output came."""
+        ...
+
+    def true_up(self, generated: int) -> None:
+        """So many tokens so far."""
+        ...
+
+    def end(self, outcome: Outcome) -> None:
+        """The engine is done."""
+        ...
 
 
 class BrokenAnswer(Exception):
@@ -65,12 +85,17 @@ class Beginning:
     data: bytes = b""  # body bytes already read
 
 
-async def begin(reply: Reply, *, streamed: bool) -> Beginning:
-    """Wait until it is clear whether there is an answer. Raises UpstreamError."""
+async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Beginning:
+    """Wait until it is clear whether there is an answer. Raises UpstreamError.
+
+    `as_it_is`: whatever comes is the answer, back-pressure and errors too.
+    """
     await reply.head()
+    if as_it_is:
+        return Beginning(Verdict.DATA, reply.status)
     if reply.status in BUSY:
         data = await reply.read_all(REFUSAL_BYTES)
-        return Beginning(Verdict.FULL, reply.status, data)
+        return Beginning(Verdict.BACKPRESSURE, reply.status, data)
     if reply.status != OK or not (streamed and _is_events(reply)):
         return Beginning(Verdict.DATA, reply.status)
     data = b""
@@ -78,22 +103,22 @@ async def begin(reply: Reply, *, streamed: bool) -> Beginning:
         more = await reply.read()
         data += more
         first = peek(data)
-        if first.verdict is not Verdict.MORE or not more:
-            return Beginning(first.verdict, first.status, data)
+        if first.verdict is not Verdict.INCOMPLETE or not more:
+            return Beginning(first.verdict, first.status or reply.status, data)
 
 
 class Relay:
     """One answer to one client."""
 
     def __init__(
-        self, trip: Trip, lease: Lease, backend: Backend, intent: Intent, counted: Counted
+        self, trip: Trip, lease: Booked, backend: Backend, intent: Intent, counted: Counted | None
     ) -> None:
         self._trip = trip
         self._lease = lease
         self._backend = backend
         self._intent = intent
         self._counted = counted
-        self._shape = Shape.GENERATE if intent.kind is Kind.GENERATE else Shape.OPENAI
+        self._dialect: Dialect = _DIALECTS[intent.kind]
 
     async def run(self, reply: Reply, first: Beginning) -> web.StreamResponse:
         """Relay to the end. Raises BrokenAnswer, and ConnectionError when the client is gone."""
@@ -107,23 +132,23 @@ class Relay:
 
     async def _stream(self, reply: Reply, data: bytes) -> web.StreamResponse:
         out = await self._open(reply, streamed=True)
-        tap = SseTap(self._shape, strip_usage=self._intent.strip_usage)
+        tap = SseTap(self._dialect, strip_usage=self._intent.strip_usage)
         try:
             while data or (data := await reply.read()):
                 forward = tap.feed(data)
-                self._progress(tap.facts)
+                self._progress(tap)
                 if reply.ended:
-                    self._engine_is_done(tap.facts, reply)
+                    self._engine_is_done(tap, reply)
                 if forward:
                     await self._write(out, forward)
                 data = b""
             if rest := tap.finish():
                 await self._write(out, rest)
         except UpstreamError as error:
-            self._learn(tap.facts, reply)
+            self._learn(tap, reply)
             await self._break(out, error)
-        self._engine_is_done(tap.facts, reply)
-        if not _complete(tap.facts):
+        self._engine_is_done(tap, reply)
+        if not _complete(tap):
             # The server closed in good order, but the mark of a complete answer never came.
             await self._write(out, replies.in_band(_INCOMPLETE))
         await out.write_eof()
@@ -190,21 +215,19 @@ class Relay:
         return out
 
     def _facts(self, copy: list[bytes], size: int) -> Facts:
-        return reply_facts(self._shape, b"".join(copy) if size <= FACTS_BYTES else b"")
+        return reply_facts(self._dialect, b"".join(copy) if size <= FACTS_BYTES else b"")
 
     async def _instead_of_an_answer(self, reply: Reply, first: Beginning) -> web.StreamResponse:
         """A 200 whose first event is an error: nothing was committed, so it gets its real status."""
-        tap = SseTap(self._shape)
+        tap = SseTap(self._dialect, strip_usage=False)
         tap.feed(first.data)
         outcome = Outcome.FAILED if first.status >= SERVER_ERROR else Outcome.COMPLETED
         self._trip.ended(outcome, f"the engine refused it: {first.status}")
-        self._learn(tap.facts, reply)
+        self._learn(tap, reply)
         self._trip.record.upstream_status = first.status
         if await _read_out(reply):
-            self._lease.end(outcome)
-        else:
-            self._lease.abandon(outcome)
-        error = {"error": {"code": first.status, **(tap.facts.error or {})}}
+            self._lease.end(outcome)  # else it counts as abandoned
+        error = {"error": {"code": first.status, **(tap.error or {})}}
         return web.json_response(
             error, status=first.status, headers={**self._trip.headers(), replies.SOURCE: "upstream"}
         )
@@ -243,11 +266,18 @@ class Relay:
 
     def _learn(self, facts: Facts, reply: Reply) -> None:
         self._trip.learned(facts, reply.status, _now())
-        if facts.prompt_tokens is None or self._backend.counter is None:
+        if facts.prompt_tokens is None or self._backend.counter is None or self._counted is None:
             return
-        if self._shape is Shape.OPENAI or len(self._counted.prompts) == 1:
+        # On /generate every sequence reports its prompt: only a single one can be compared.
+        if self._dialect != "generate" or len(self._counted.prompts) * self._intent.n == 1:
             self._backend.counter.observe(self._counted, facts.prompt_tokens)
 
+
+_DIALECTS: dict[Kind, Dialect] = {
+    Kind.CHAT: "chat",
+    Kind.COMPLETION: "completion",
+    Kind.GENERATE: "generate",
+}
 
 _INCOMPLETE = replies.Fault(
     502, "upstream_error", "the server ended the answer without its end mark: it is not complete"
@@ -255,9 +285,10 @@ _INCOMPLETE = replies.Fault(
 
 
 def _complete(facts: Facts) -> bool:
-    """An answer that was given to the end: by its mark, by its finish reasons, or by an error that
-    the client has seen. One too large to look into gets the benefit of the doubt."""
-    return facts.done or bool(facts.finished) or facts.error is not None or facts.blind
+    """Whether an answer was given to its end: by its finish reasons, or by an error that the client
+    has seen. The mark [DONE] comes after both."""
+    done = isinstance(facts, SseTap) and facts.done
+    return done or bool(facts.finish_reasons) or facts.error is not None
 
 
 async def _read_out(reply: Reply) -> bool:

@@ -15,7 +15,7 @@ from aiohttp import web
 from gateway.core.model import Code, Outcome, RequestId
 from gateway.edge import replies
 from gateway.observe.record import Record, served_or_other
-from gateway.upstream.client import strip_hop_by_hop
+from gateway.upstream.headers import strip_hop_by_hop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from gateway.core.model import Grant, Refusal
     from gateway.edge.dialects import Dialect, Intent
     from gateway.tokens import Counted
+    from gateway.upstream.answer import Facts
     from gateway.upstream.facts import ServerFacts
-    from gateway.upstream.sse import Facts
 
 _CLEAN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """A client's request id that is safe to echo and to log."""

@@ -177,11 +177,6 @@ class Queue(Section):
     give up at 600 s or later, so half a minute of prefill and a long answer still fit behind it;
     an interactive user has left long before."""
 
-    heartbeat_s: float = Field(default=0.0, ge=0)
-    """Seconds between SSE comments sent while a streamed request waits, against idle timeouts of
-    proxies and clients; 0 sends none. Default 0: after the first comment the status is a 200, and
-    a refusal can no longer be a clean 429 or 503."""
-
 
 class Limits(Section):
     """Bounds on single requests and on the way to the server."""
@@ -285,9 +280,9 @@ class Policy(Section):
     take, will be added and become the default."""
 
     admission: Admission = "on"
-    """on, the default: decide and enforce. shadow: decide and record, let everything pass as it
-    came, to see what `on` would do. off: forward the very bytes of every request, inject and clamp
-    nothing; still log. Default on: it is what the gate is for."""
+    """on, the default: decide and enforce. off: forward the very bytes of every request to the
+    least busy server, count, cap and hold nothing; still one record and one log line each. Default
+    on: it is what the gate is for. Off is for the day somebody suspects the gate."""
 
     listen: Address = "127.0.0.1:8080"
     """HOST:PORT of the data plane. Default loopback: without keys an open port gives the server to

@@ -54,7 +54,7 @@ def _yaml_switch(value: object) -> object:
     return value
 
 
-Admission = Annotated[Literal["on", "shadow", "off"], BeforeValidator(_yaml_switch)]
+Admission = Annotated[Literal["on", "off"], BeforeValidator(_yaml_switch)]
 
 
 # ---- names --------------------------------------------------------------------------------

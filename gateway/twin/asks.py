@@ -91,7 +91,8 @@ def pydantic_message(detail: str, route: str) -> str:
     )
 
 
-def _missing(field: str, body: dict[str, Any], route: str) -> Invalid:
+def missing(field: str, body: dict[str, Any], route: str) -> Invalid:
+    """The refusal of a body without `field`."""
     shown = dict.fromkeys(body, "...")
     detail = f"{{'type': 'missing', 'loc': ('body', '{field}'), 'msg': 'Field required', 'input': {shown}}}"
     return Invalid(pydantic_message(detail, route), pydantic=True)
@@ -162,7 +163,7 @@ def _chat(body: dict[str, Any], traits: Traits) -> tuple[list[bytes], int | None
     route = "/v1/chat/completions"
     messages = body.get("messages")
     if not isinstance(messages, list):
-        raise _missing("messages", body, route)
+        raise missing("messages", body, route)
     # Which field binds is Python's `or` in SGLang's source, and its order changed in 0.5.12: a zero
     # in the first field falls through to the second, a zero in the second stays zero.
     new = _integer(body, "max_completion_tokens", route)
@@ -189,7 +190,7 @@ def _prompts(value: object) -> tuple[list[bytes], bool]:
 def _completion(body: dict[str, Any]) -> tuple[list[bytes], int | None, bool]:
     route = "/v1/completions"
     if "prompt" not in body:
-        raise _missing("prompt", body, route)
+        raise missing("prompt", body, route)
     prompts, listed = _prompts(body["prompt"])
     cap = _integer(body, "max_tokens", route) if "max_tokens" in body else 16
     return prompts, cap, listed

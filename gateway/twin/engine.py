@@ -6,26 +6,16 @@ The scheduler is a loop: receive, choose a batch, run it, process the result. A 
 `t` ends at ``t + duration``; what arrives meanwhile is seen at its end. `advance(now)` plays every
 step that ends by `now` and returns what happened; `next_wakeup()` says when the current step ends.
 
+An engine made `coarse` takes runs of equal decode steps at once, for simulations of hours: the same
+times and decisions, but one Progress event for many tokens.
+
 Each pass prefers prefill: first the next chunk of a long prompt, then waiting requests as far as
 `intake` lets them in. Only when there is nothing to prefill does the batch decode, one token a
 sequence. A decode step that finds no page evicts cached prefixes, then retracts requests
 (`retraction`): they go to the END of the queue and are prefilled again, prompt and output, when
 their turn comes.
 
-What kills it
--------------
-- A chunk of a long prompt that must go on while nothing is free: "Prefill out of memory". The
-  chunk is scheduled at full size although the pool cannot hold it (`Budget.chunk_size`). Plain
-  scheduling does not get there, because decode waits while a prompt is in chunks; with mixed
-  chunks the others keep growing, unchecked, into the room that the rest of the prompt needs.
-- A prefill step whose activations exceed the headroom: torch.OutOfMemoryError (`steps`).
-- Until 0.5.6: the last request in the batch finds no page (an assertion).
-- `Profile.dry_pool_kills`: a pool that runs dry ends the process instead of retracting. This is
-  given to a box, not derived. Incident A records that over-committing the pool with a third request
-  ended in CUDA out of memory and a dead scheduler, not which allocation failed; the genuine CPU
-  server only ever retracts. The profile reproduces the recorded outcome at the moment at which the
-  over-commit becomes real.
-Admissions whose prompts and caps fit the pool together reach none of these but the second.
+What kills it is in `deaths`.
 """
 
 from __future__ import annotations
@@ -33,37 +23,35 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from gateway.twin import intake
+from gateway.twin import deaths, intake, snapshots
 from gateway.twin.budget import NewTokenRatio
 from gateway.twin.jobs import Counters, Died, Ending, Event, Finished, Job, Phase, Progress
+from gateway.twin.limits import Limits
 from gateway.twin.memory import Memory
-from gateway.twin.retraction import retract
-from gateway.twin.snapshots import GAUGES_EVERY, LOADS_EVERY, Snapshot
+from gateway.twin.pace import Pace, steps_alike
+from gateway.twin.retraction import LAST_REQUEST, retract
+from gateway.twin.snapshots import Snapshot
 
 if TYPE_CHECKING:
     from gateway.twin.profiles import Profile
     from gateway.twin.versions import Traits
 
 QUEUE_FULL = "The request queue is full."
-LAST_REQUEST = (
-    "Out of memory even after retracting all other requests in the decode batch. "
-    "Aborting the last request."
-)
-INPUT_MARGIN = 5  # tokens between the longest sequence and the longest prompt taken
-_UNLIMITED = 1 << 30  # SGLang's own stand-in for "no cap"
-_GIB = 1 << 30
 
 
 class Engine:
     """One scheduler over one pool of `pool` tokens (default the profile's). `now` never goes
     back. Not thread-safe."""
 
-    def __init__(self, profile: Profile, traits: Traits, *, pool: int | None = None) -> None:
+    def __init__(
+        self, profile: Profile, traits: Traits, *, pool: int | None = None, coarse: bool = False
+    ) -> None:
         self.profile = profile
         self.traits = traits
         capacity = profile.pool if pool is None else pool
         self.memory = Memory(capacity, profile.page, profile.block, radix=profile.radix)
         self.pool = self.memory.pool
+        self.limits = Limits(profile, traits, self.pool)
         self.ratio = NewTokenRatio(profile.conservativeness)
         self.counters = Counters()
         self.dead: str | None = None
@@ -78,20 +66,11 @@ class Engine:
         self._full = False
         self._prefilling: list[Job] = []  # in the step in progress
         self._decoding: list[Job] = []  # in the step in progress
-        self._busy_until: float | None = None
+        self._pace = Pace()
+        self._coarse = coarse
         self._events: list[Event] = []
 
     # ---- what others may look at
-
-    @property
-    def max_length(self) -> int:
-        """Longest prompt plus output of one sequence: SGLang's max_req_len."""
-        return min(self.profile.context, self.pool.capacity) - 1
-
-    @property
-    def max_input(self) -> int:
-        """Longest prompt taken: `max_req_input_len` of /server_info."""
-        return self.max_length - INPUT_MARGIN
 
     @property
     def running(self) -> int:
@@ -118,23 +97,13 @@ class Engine:
         """Nothing runs, waits or arrives."""
         return not self._jobs
 
-    def effective_cap(self, prompt: int, cap: int | None) -> int:
-        """The cap in force: what the engine silently clips the client's to."""
-        limit = _UNLIMITED if cap is None else cap
-        setting = self.profile.new_tokens_limit
-        if setting is not None and self.traits.has_new_tokens_limit:
-            limit = min(limit, setting)
-        limit = min(limit, self.max_length - prompt - 1)
-        if self.traits.clips_to_pool:
-            page = self.pool.page
-            limit = min(limit, self.pool.capacity - self.pool.pages(prompt) - page - 1)
-        return max(limit, 0)
-
     # ---- what others may do
 
     def submit(self, job: Job, now: float, *, start: bool = True) -> None:
         """Hand in a job. It is seen when the step in progress ends, at once when idle; with
         `start` false (a frozen scheduler) it is only left in the inbox. A dead engine loses it."""
+        if start:
+            self._play(now)
         if self.dead is not None:
             return
         job.arrived = now
@@ -145,6 +114,8 @@ class Engine:
 
     def abort(self, prefix: str, now: float, *, start: bool = True) -> None:
         """End every job whose rid starts with `prefix`: SGLang matches by prefix."""
+        if start:
+            self._play(now)
         if self.dead is None:
             self._aborts.append(prefix)
             if start:
@@ -152,8 +123,8 @@ class Engine:
 
     def postpone(self, seconds: float, now: float) -> None:
         """The scheduler stood still for `seconds` and goes on now."""
-        if self._busy_until is not None:
-            self._busy_until += seconds
+        if self._pace:
+            self._pace.shift(seconds)
         elif self.dead is None and (self._inbox or self._aborts):
             self._begin(now)
 
@@ -161,47 +132,50 @@ class Engine:
         """The scheduler dies now; what is in flight never ends."""
         if self.dead is None:
             self.dead = reason
-            self._busy_until = None
+            self._pace.stop()
             self._events.append(Died(now, reason, len(self._jobs)))
 
     def next_wakeup(self) -> float | None:
         """When something will have happened; None while idle or dead."""
-        return self._busy_until
+        return self._pace.until
 
     def advance(self, now: float) -> list[Event]:
-        """Play every step that ends by `now`; what happened, in order."""
-        while self._busy_until is not None and self._busy_until <= now:
-            at, self._busy_until = self._busy_until, None
-            self._complete(at)
-            self._begin(at)
+        """Play every step that ends by `now`; what happened since the last call, in order."""
+        self._play(now)
         events, self._events = self._events, []
         return events
 
     def publish(self, now: float) -> Snapshot:
         """Bring what /v1/loads reads up to date."""
-        made, prompts = self.counters.generated_tokens, self.counters.prompt_tokens
-        last = self.gauges
-        span = now - last.at
-        self.snapshot = Snapshot(
-            at=now,
-            capacity=self.pool.capacity,
-            running=len(self._running),
-            waiting=len(self._waiting),
-            used=self.used,
-            total=self.used + sum(job.target for job in self._waiting),
-            evictable=self.memory.cache.evictable,
-            generated=made,
-            throughput=(made - last.generated) / span if span > 0 else last.throughput,
+        self.snapshot = snapshots.take(
+            now,
+            self.memory,
+            running=self._running,
+            waiting=self._waiting,
+            counters=self.counters,
             ratio=self.ratio.now,
-            hit_rate=self.counters.cached_tokens / prompts if prompts else 0.0,
-            retracted=self.counters.retractions,
+            last=self.gauges,
         )
         return self.snapshot
 
     # ---- the loop
 
+    def _play(self, now: float) -> None:
+        while (until := self._pace.until) is not None and until <= now:
+            at, steps = self._pace.finish()
+            self._complete(at, steps)
+            self._begin(at)
+        steps, at = self._pace.passed(now)
+        if steps:  # a coarse engine is in the middle of several
+            self._decoded(steps, at)
+            self.ratio.decay()
+            self._decode_all(at)  # the step in progress
+
     def _wake(self, now: float) -> None:
-        if self._busy_until is None:
+        """Something arrived: a step in progress ends first, an idle scheduler begins at once."""
+        if self._pace:
+            self._pace.cut()
+        else:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
@@ -226,7 +200,7 @@ class Engine:
                 self._run_decode(now)
             else:
                 return  # the head of the queue fits never: 0.5.6 with a cap of the whole pool
-            if self._busy_until is not None or self.dead is not None:
+            if self._pace or self.dead is not None:
                 return
         self.ratio.reset()
         self.publish(now)
@@ -240,13 +214,9 @@ class Engine:
             job = self._inbox.popleft()
             if job.phase is Phase.DONE:
                 continue
-            job.limit = self.effective_cap(job.prompt, job.cap)
-            if job.prompt > self.max_input:
-                job.refusal = (
-                    f"Input length ({job.prompt} tokens) exceeds the maximum allowed length "
-                    f"({self.max_input} tokens). Use a shorter input or enable "
-                    "--allow-auto-truncate."
-                )
+            job.limit = self.limits.cap(job.prompt, job.cap)
+            job.refusal = self.limits.refusal(job.prompt)
+            if job.refusal is not None:  # scheduled all the same, as a prompt of one token
                 job.prompt, job.blocks, job.limit = 1, (), 1
             self._enqueue(job, now)
 
@@ -282,13 +252,10 @@ class Engine:
         computed = pairs = context = 0
         for job, size in batch:
             if job.phase is Phase.WAITING:
-                self._first_chunk(job, now)
+                job.phase, job.admitted = Phase.PREFILL, now
+                self.counters.started(job)
             if not self.memory.grow(job, size):
-                self.kill(
-                    now,
-                    "RuntimeError: Prefill out of memory. Try to lower your batch size. "
-                    f"Try to allocate {size} tokens. Available tokens: {self.pool.free}",
-                )
+                self.kill(now, deaths.prefill(size, self.pool.free))
                 return
             computed += size
             pairs += size * (job.filled - size // 2)
@@ -297,11 +264,7 @@ class Engine:
         free = self.profile.activations.headroom
         self.counters.peak_activation_bytes = max(self.counters.peak_activation_bytes, peak)
         if peak > free:
-            self.kill(
-                now,
-                f"torch.OutOfMemoryError: CUDA out of memory: a prefill step of {computed} tokens "
-                f"over {context} needs {peak / _GIB:.2f} GiB, {free / _GIB:.2f} GiB are free",
-            )
+            self.kill(now, deaths.activations(computed, context, peak, free))
             return
         if self.profile.mixed_chunk and not self._mix_decode(now):
             return
@@ -314,29 +277,17 @@ class Engine:
     def _mix_decode(self, now: float) -> bool:
         """Decode along with a prefill. SGLang checks nothing here: no page means death."""
         if not self.memory.fits_decode(self._running):
-            self.kill(now, "RuntimeError: Decode out of memory. Try to lower your batch size.")
+            self.kill(now, deaths.DECODE)
             return False
-        for job in self._running:
-            self.memory.grow(job, 1)
-        self._decoding = list(self._running)
-        return True
-
-    def _first_chunk(self, job: Job, now: float) -> None:
-        job.phase, job.admitted = Phase.PREFILL, now
-        if not job.retractions:
-            job.cached = job.shared
-            self.counters.prompt_tokens += job.prompt
-            self.counters.cached_tokens += job.cached
+        return self._decode_all(now) or not self._running
 
     def _run_decode(self, now: float) -> None:
         if not self._grow_running(now):
             return
-        self.counters.decode_steps += 1
-        if self.counters.decode_steps % GAUGES_EVERY == 0:
-            self.gauges = self.publish(now)
-        elif self.counters.decode_steps % LOADS_EVERY == 0:
-            self.publish(now)
-        self._occupy(now, 0, 0)
+        alike = 1
+        if self._coarse and (self._full or not self._waiting):
+            alike = steps_alike(self._decoding, self.pool)
+        self._occupy(now, 0, 0, alike)
 
     def _grow_running(self, now: float) -> bool:
         """One more token of KV for each running job, retracting some if need be. False when that
@@ -344,19 +295,20 @@ class Engine:
         if self.memory.fits_decode(self._running):
             self.ratio.decay()
         elif self.profile.dry_pool_kills:
-            self.kill(
-                now,
-                f"torch.OutOfMemoryError: CUDA out of memory: the KV pool of {self.pool.capacity} "
-                f"tokens is dry with {len(self._running)} requests running",
-            )
+            self.kill(now, deaths.dry(self.pool.capacity, len(self._running)))
             return False
         else:
             self._retract(now)
+        return self._decode_all(now)
+
+    def _decode_all(self, now: float) -> bool:
+        """Take a token of KV for each running job, which decodes in the step that begins."""
         for job in self._running:
             if not self.memory.grow(job, 1):
-                self.kill(now, "AssertionError: No space left for only one request")
+                self.kill(now, deaths.LAST_ONE)
                 return False
         self._decoding = list(self._running)
+        self.counters.peak_used = max(self.counters.peak_used, self.used)
         return bool(self._decoding)
 
     def _retract(self, now: float) -> None:
@@ -374,59 +326,69 @@ class Engine:
             self.counters.wasted_tokens += held[job.rid]
             self._enqueue(job, now)
 
-    def _occupy(self, now: float, computed: int, pairs: float) -> None:
-        """The step in progress ends when the roofline says so."""
+    def _occupy(self, now: float, computed: int, pairs: float, steps: int = 1) -> None:
+        """The step in progress, and those like it, end when the roofline says so."""
         counters = self.counters
-        sequences = len(self._prefilling) + len(self._decoding)
-        seconds = self.profile.speed.seconds(
-            computed + len(self._decoding),
-            sum(job.filled for job in self._decoding),
-            pairs,
-            sequences,
-        )
-        counters.busy_s += seconds
         counters.peak_used = max(counters.peak_used, self.used)
         counters.peak_running = max(counters.peak_running, self.running)
-        self._busy_until = now + seconds
+        self._pace.plan(
+            now,
+            self.profile.speed.run(
+                steps,
+                prefill=len(self._prefilling),
+                computed=computed,
+                pairs=pairs,
+                decode=len(self._decoding),
+                read=sum(job.filled for job in self._decoding),
+            ),
+        )
 
     # ---- results
 
-    def _complete(self, now: float) -> None:
+    def _complete(self, now: float, steps: int) -> None:
         prefilled, self._prefilling = self._prefilling, []
-        decoded, self._decoding = self._decoding, []
         for job in prefilled:
-            self.memory.share(job, now)
+            self.memory.share(job)
             if job.filled < job.target:
                 self._full = False  # a chunk leaves the batch, which counts as one that ended
                 continue
             job.phase = Phase.RUNNING
             self._running.append(job)
             self._produce(job, now)
-        for job in decoded:
-            self._produce(job, now)
+        self._decoded(steps, now)
+        self._decoding = []
 
-    def _produce(self, job: Job, now: float) -> None:
-        if job.refusal is not None:
-            self._finish(job, now, Ending.ABORT, status=400, message=job.refusal)
-        elif job.aborted:
-            self._finish(job, now, Ending.ABORT)
-        elif job.limit == 0:
-            self._finish(job, now, Ending.LENGTH)
-        else:
-            job.out += 1
-            self.counters.generated_tokens += 1
+    def _decoded(self, steps: int, now: float) -> None:
+        """`steps` decode steps are done; the KV of the first was taken when it began."""
+        if not self._decoding:
+            return
+        before = self.counters.decode_steps
+        self.counters.decode_steps += steps
+        for _ in range(steps - 1):
+            self.ratio.decay()
+        if steps > 1:
+            for job in self._decoding:
+                self.memory.grow(job, steps - 1)
+            self.counters.peak_used = max(self.counters.peak_used, self.used)
+        for job in self._decoding:
+            self._produce(job, now, steps)
+        if snapshots.crossed(before, self.counters.decode_steps, snapshots.GAUGES_EVERY):
+            self.gauges = self.publish(now)
+        elif snapshots.crossed(before, self.counters.decode_steps, snapshots.LOADS_EVERY):
+            self.publish(now)
+
+    def _produce(self, job: Job, now: float, tokens: int = 1) -> None:
+        if job.speaks:
+            job.out += tokens
+            self.counters.generated_tokens += tokens
             if job.out < job.length:
                 self._events.append(Progress(job, now, job.out))
-            else:
-                self._finish(job, now, Ending.STOP if job.want <= job.limit else Ending.LENGTH)
-
-    def _finish(
-        self, job: Job, now: float, ending: Ending, *, status: int | None = None, message: str = ""
-    ) -> None:
+                return
         self._running.remove(job)
         self.memory.release(job, now)
         self._full = False
-        self._end(job, now, ending, status=status, message=message)
+        status = None if job.refusal is None else 400
+        self._end(job, now, job.ending, status=status, message=job.refusal or "")
 
     def _end(
         self, job: Job, now: float, ending: Ending, *, status: int | None = None, message: str = ""

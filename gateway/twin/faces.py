@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from gateway.twin import bodies, facts, tokenizer
-from gateway.twin.asks import Ask, Dialect, Invalid, parse, pydantic_message
+from gateway.twin.asks import Ask, Dialect, Invalid, missing, parse, pydantic_message
 from gateway.twin.flow import Flow
 from gateway.twin.process import Life
 from gateway.twin.wire import empty, event_stream, json_answer
@@ -84,11 +84,15 @@ class Face:
             body = await _read(request)
         except BadBody as bad:
             return bad.answer
-        messages, prompt = body.get("messages"), body.get("prompt", "")
+        messages, prompt = body.get("messages"), body.get("prompt")
         if isinstance(messages, list) and self._traits.tokenizes_messages:
             tools = None if body.get("tool_choice") == "none" else body.get("tools")
             tokens: list[Any] = tokenizer.ids(tokenizer.render(messages, tools))
             count: Any = len(tokens)
+        elif prompt is None:
+            return await self._refuse(
+                request, Dialect.COMPLETION, body, missing("prompt", body, request.path)
+            )
         elif isinstance(prompt, list):
             tokens = [tokenizer.ids(str(item).encode()) for item in prompt]
             count = [len(item) for item in tokens]

@@ -122,7 +122,7 @@ class Facts:
                 "api_key": None,
                 "status": "ready",
                 "max_total_num_tokens": engine.pool.capacity,
-                "max_req_input_len": engine.max_input,
+                "max_req_input_len": engine.limits.longest_prompt,
                 "internal_states": [state],
                 "version": self.traits.version,
             }

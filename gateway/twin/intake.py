@@ -96,7 +96,7 @@ def _start(job: Job, budget: Budget, memory: Memory, outcome: Pass, now: float) 
     path = memory.match(job)
     # Locking the prefix takes it out of what is evictable, and so out of this pass's room.
     before = memory.obtainable
-    memory.cache.lock(path, now)
+    memory.cache.lock(path)
     locked = before - memory.obtainable
     uncached = job.target - len(path) * memory.cache.block
     verdict, size = budget.weigh(job, uncached, budget.room - locked, first=not outcome.batch)

@@ -18,6 +18,14 @@ class Phase(StrEnum):
     DONE = "done"
 
 
+class Ending(StrEnum):
+    """Why a job ended, in SGLang's own words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
 @dataclass(eq=False, slots=True)
 class Job:
     """One sequence for the scheduler. `blocks` identify the prompt's full cache blocks, in order:
@@ -54,6 +62,18 @@ class Job:
         """Output tokens after which it ends: the model's own wish or the limit, at least one."""
         return max(1, min(self.want, self.limit))
 
+    @property
+    def speaks(self) -> bool:
+        """It may produce tokens; a refused, aborted or zero-capped one ends after its prompt."""
+        return self.refusal is None and not self.aborted and self.limit > 0
+
+    @property
+    def ending(self) -> Ending:
+        """How it ends when it ends by itself."""
+        if self.refusal is not None or self.aborted:
+            return Ending.ABORT
+        return Ending.STOP if self.want <= self.limit else Ending.LENGTH
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -67,14 +87,6 @@ class Progress:
     def rid(self) -> str:
         """Whose progress this is."""
         return self.job.rid
-
-
-class Ending(StrEnum):
-    """Why a job ended, in SGLang's own words."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +138,10 @@ class Counters:
     peak_waiting: int = 0
     peak_running: int = 0
     peak_activation_bytes: float = 0.0
-    busy_s: float = 0.0
+
+    def started(self, job: Job) -> None:
+        """`job` begins its prefill; the first time its prompt counts, and what was cached of it."""
+        if not job.retractions:
+            job.cached = job.shared
+            self.prompt_tokens += job.prompt
+            self.cached_tokens += job.cached

@@ -69,7 +69,7 @@ class Memory:
         """Can each of `jobs` grow by one token? Evicts cached prefixes to make it so."""
         return self.make_room(sum(self.shortage(job, 1) for job in jobs))
 
-    def share(self, job: Job, now: float) -> None:
+    def share(self, job: Job) -> None:
         """Put the full prompt blocks that `job` has computed into the cache."""
         if not self.cache.enabled:
             return
@@ -77,7 +77,7 @@ class Memory:
         size = self.cache.block
         whole = min(job.filled, job.prompt) // size
         for key in job.blocks[len(path) : whole]:
-            node, new = self.cache.adopt(path[-1] if path else None, key, now)
+            node, new = self.cache.adopt(path[-1] if path else None, key)
             path.append(node)
             job.shared += size
             job.private -= size

@@ -59,16 +59,15 @@ class RadixCache:
             node = found
         return path
 
-    def lock(self, path: list[Block], now: float) -> None:
+    def lock(self, path: list[Block]) -> None:
         """Keep the blocks of `path` (a prefix of the trie) from eviction."""
         for node in path:
             if node.locks == 0:
                 self.evictable -= self.block
             node.locks += 1
-            node.used_at = now
 
     def unlock(self, path: list[Block], now: float) -> None:
-        """Undo one `lock` of the same path."""
+        """Undo one `lock` of the same path, last used now."""
         for node in path:
             if node.locks <= 0:
                 raise RuntimeError("a cache block was unlocked more often than locked")
@@ -78,7 +77,7 @@ class RadixCache:
                 self.evictable += self.block
                 self._offer(node)
 
-    def adopt(self, parent: Block | None, key: int, now: float) -> tuple[Block, bool]:
+    def adopt(self, parent: Block | None, key: int) -> tuple[Block, bool]:
         """Put one freshly computed block under `parent` (None: the root), locked once.
 
         Returns the block and whether it is new; when an equal block was there already, the
@@ -92,7 +91,7 @@ class RadixCache:
             above.children[key] = node
             self.held += self.block
             self.evictable += self.block
-        self.lock([node], now)
+        self.lock([node])
         return node, new
 
     def evict(self, tokens: int) -> int:

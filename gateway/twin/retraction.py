@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from gateway.twin.memory import Memory
 
 
+LAST_REQUEST = (
+    "Out of memory even after retracting all other requests in the decode batch. "
+    "Aborting the last request."
+)
+
+
 def order(running: list[Job]) -> list[Job]:
     """`running` from the one kept longest to the first to go."""
     return sorted(running, key=lambda job: (job.out, -job.prompt), reverse=True)

@@ -1,8 +1,17 @@
-"""What the scheduler last published about itself, for /v1/loads and /metrics."""
+"""What the scheduler last published about itself, for /v1/loads and /metrics.
+
+SGLang publishes its load at each prefill, every 15 decode steps and when idle; the gauges of
+/metrics move at each prefill and every 40 decode steps. Between those, readers see old numbers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.twin.jobs import Counters, Job
+    from gateway.twin.memory import Memory
 
 LOADS_EVERY = 15  # decode steps: --load-snapshot-publish-interval
 GAUGES_EVERY = 40  # decode steps: --decode-log-interval
@@ -24,3 +33,37 @@ class Snapshot:
     ratio: float = 0.0
     hit_rate: float = 0.0
     retracted: int = 0
+
+
+def take(
+    now: float,
+    memory: Memory,
+    *,
+    running: list[Job],
+    waiting: list[Job],
+    counters: Counters,
+    ratio: float,
+    last: Snapshot,
+) -> Snapshot:
+    """The state of a scheduler; rates since `last`."""
+    span = now - last.at
+    made = counters.generated_tokens
+    return Snapshot(
+        at=now,
+        capacity=memory.pool.capacity,
+        running=len(running),
+        waiting=len(waiting),
+        used=memory.used,
+        total=memory.used + sum(job.target for job in waiting),
+        evictable=memory.cache.evictable,
+        generated=made,
+        throughput=(made - last.generated) / span if span > 0 else last.throughput,
+        ratio=ratio,
+        hit_rate=counters.cached_tokens / max(1, counters.prompt_tokens),
+        retracted=counters.retractions,
+    )
+
+
+def crossed(before: int, after: int, every: int) -> bool:
+    """Did a counter that went from `before` to `after` pass a multiple of `every`?"""
+    return after // every > before // every

@@ -27,12 +27,22 @@ class Speed:
     overhead: float = 0.002  # seconds per step: scheduling and launches
     per_sequence: float = 0.0  # seconds per sequence in a step: sampling
 
-    def seconds(self, computed: int, read: int, pairs: float, sequences: int) -> float:
-        """Duration of a step that computes `computed` tokens, reads `read` tokens of KV and
-        attends `pairs` (computed x context) pairs for `sequences` sequences."""
-        reading = (self.weights + read * self.cell) / self.bandwidth
-        multiplying = (computed * self.per_token + pairs * self.attention) / self.flops
-        return self.overhead + sequences * self.per_sequence + max(reading, multiplying)
+    def run(
+        self, steps: int, *, prefill: int, computed: int, pairs: float, decode: int, read: int
+    ) -> list[float]:
+        """Seconds of each of `steps` equal steps in a row.
+
+        A step takes `prefill` sequences with `computed` prompt tokens over `pairs` (token x context)
+        pairs, and `decode` sequences that read `read` tokens of KV, `decode` more each step.
+        """
+        fixed = self.overhead + (prefill + decode) * self.per_sequence
+        tokens = computed + decode
+        multiplying = (tokens * self.per_token + pairs * self.attention) / self.flops
+        return [
+            fixed
+            + max((self.weights + (read + step * decode) * self.cell) / self.bandwidth, multiplying)
+            for step in range(steps)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

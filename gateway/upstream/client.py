@@ -10,38 +10,24 @@ limit on connections: admission is the only queue. An idle connection may be clo
 engine at the very moment a request is written to it; such a request, when it fails at once and
 without a single response byte, is sent once more on a fresh connection. Nothing else is ever
 retried here.
-
-Framing is never forwarded: what the client said about its own connection or body encoding
-means nothing on ours (RFC 9110 §7.6.1, RFC 9112 §6.3).
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl as ssl_module
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-import orjson
 
 from gateway.upstream.connection import Connection
 from gateway.upstream.errors import Failure, UpstreamError
+from gateway.upstream.headers import request_head, strip_hop_by_hop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gateway.upstream.exchange import Exchange
-
-_HOP_BY_HOP = frozenset(
-    ("connection", "keep-alive", "te", "trailer", "trailers", "transfer-encoding", "upgrade")
-)
-_WRITTEN_HERE = frozenset(("host", "content-length", "accept-encoding", "expect"))
-_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_TARGET = re.compile(r"/[!-~]*")
-_FORBIDDEN_IN_VALUE = re.compile(r"[\r\n\0]")
 
 _RACE_S = 1.0
 """How long after the write a failure may still be the keep-alive race. The engine's FIN was on
@@ -118,10 +104,14 @@ class Reply:
             resend, self._resend = self._resend, None
             raced = not error.answered and error.kind is Failure.RESET
             late = asyncio.get_running_loop().time() - self._sent_at > _RACE_S
-            if resend is None or not raced or late:
+            if resend is None or not raced or late or self._client.closed:
                 raise
             self._exchange = await self._client.again(*resend)
             await self._exchange.head(self._first_byte_s)
+
+    def forget(self) -> None:
+        """Nobody wants the answer any more: never send the request a second time for it."""
+        self._resend = None
 
     @property
     def ended(self) -> bool:
@@ -167,6 +157,7 @@ class Reply:
 
     def close(self) -> None:
         """Drop the connection now, unless the body has ended. Idempotent; never blocks."""
+        self._resend = None  # a connection dropped on purpose has not lost a race
         self._exchange.close()
 
 
@@ -213,6 +204,11 @@ class Client:
             len(self._open), len(self._idle), self._created, self._reused, self._retries
         )
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called: no request can be sent any more."""
+        return self._closed
+
     async def send(
         self,
         method: str,
@@ -232,7 +228,7 @@ class Client:
             UpstreamError: CONNECT; nothing has been sent then.
             ValueError: method, target or a header cannot be written on the wire.
         """
-        head = self._head(method, target, headers, len(body))
+        head = request_head(method, self._prefix + target, self._fixed, headers, len(body))
         without_body = method == "HEAD"
         connection = self._take_idle()
         kept = connection is not None
@@ -287,38 +283,6 @@ class Client:
             reply.close()
             raise
         return reply
-
-    async def get_json(
-        self,
-        target: str,
-        headers: Iterable[tuple[str, str]] = (),
-        *,
-        timeout_s: float,
-        limit: int = 8 << 20,
-    ) -> Any:  # noqa: ANN401  # whatever the engine sent; its reader checks the shape
-        """GET `target`, all within `timeout_s`, and parse the answer.
-
-        Raises:
-            UpstreamError: as `request` and `Reply.read_all`; FIRST_BYTE_TIMEOUT when the time
-                is over; PROTOCOL when the status is not 200 or the body is not JSON.
-        """
-        reply: Reply | None = None
-        try:
-            async with asyncio.timeout(timeout_s):
-                reply = await self.request("GET", target, headers)
-                body = await reply.read_all(limit)
-        except TimeoutError:
-            kind = Failure.FIRST_BYTE_TIMEOUT if reply is None else Failure.IDLE_TIMEOUT
-            message = f"The engine did not answer within {timeout_s:g} s."
-            raise UpstreamError(kind, message, sent=True, answered=reply is not None) from None
-        if reply.status != 200:  # noqa: PLR2004  # the one status with the document asked for
-            message = f"The engine answered with status {reply.status}."
-            raise UpstreamError(Failure.PROTOCOL, message, sent=True, answered=True)
-        try:
-            return orjson.loads(body)
-        except orjson.JSONDecodeError:
-            message = "The engine's answer is not JSON."
-            raise UpstreamError(Failure.PROTOCOL, message, sent=True, answered=True) from None
 
     async def close(self) -> None:
         """Drop every connection, busy ones too, and wait until they are gone."""
@@ -397,56 +361,3 @@ class Client:
         self._open.discard(connection)
         if self._gone is not None and not self._open and not self._gone.done():
             self._gone.set_result(None)
-
-    # ---- the request head -------------------------------------------------------------------
-
-    def _head(
-        self, method: str, target: str, headers: Iterable[tuple[str, str]], length: int
-    ) -> bytes:
-        if not _TOKEN.fullmatch(method):
-            raise ValueError("the method is not an HTTP token")
-        if not _TARGET.fullmatch(target):
-            raise ValueError("the target must start with / and hold printable ASCII only")
-        lines = [f"{method} {self._prefix}{target} HTTP/1.1\r\n", self._fixed]
-        if length or method not in ("GET", "HEAD"):
-            lines.append(f"content-length: {length}\r\n")
-        for name, value in strip_hop_by_hop(headers):
-            if _lowered(name) in _WRITTEN_HERE:
-                continue
-            if _FORBIDDEN_IN_VALUE.search(value):
-                message = f"the value of header {name} holds a line break or a NUL"
-                raise ValueError(message)
-            lines.append(f"{name}: {value}\r\n")
-        lines.append("connection: keep-alive\r\n\r\n")
-        # The edge decodes fields as UTF-8 with escapes; this gives back the very bytes.
-        return "".join(lines).encode("utf-8", "surrogateescape")
-
-
-def strip_hop_by_hop(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The end-to-end headers among `headers`, in order (RFC 9110 §7.6.1).
-
-    Dropped are the connection's own fields, every `proxy-…`, and whatever a Connection field
-    names. Content-Length stays: it says something about the message.
-
-    Raises:
-        ValueError: a name is not an HTTP token.
-    """
-    kept = []
-    named: set[str] = set()
-    for name, value in headers:
-        lowered = _lowered(name)
-        if lowered == "connection":
-            named.update(part.strip().lower() for part in value.split(","))
-        elif lowered not in _HOP_BY_HOP and not lowered.startswith("proxy-"):
-            kept.append((name, value))
-    if named - _HOP_BY_HOP:
-        return [(name, value) for name, value in kept if _lowered(name) not in named]
-    return kept
-
-
-@lru_cache(maxsize=1024)  # names repeat on every request; the bound holds against invented ones
-def _lowered(name: str) -> str:
-    """`name` in lower case, if it is a name: `Transfer-Encoding ` must not slip past a list."""
-    if not _TOKEN.fullmatch(name):
-        raise ValueError("a header name is not an HTTP token")
-    return name.lower()

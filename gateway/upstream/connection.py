@@ -38,6 +38,7 @@ _COPY_LIMIT = 64 * 1024
 # own default is over two hours, which a non-streamed generation would wait for.
 _KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
+_HEAD_TOO_LONG = f"its response head is over {HEAD_LIMIT} bytes"
 _BODILESS = frozenset((204, 304))
 _SWITCHING_PROTOCOLS = 101
 _FIRST_FINAL_STATUS = 200
@@ -174,6 +175,8 @@ class Connection(asyncio.Protocol):
             self.close()  # bytes nobody asked for: this connection is out of step
             return
         self._answered = True
+        if not exchange.head_done:
+            self._head_bytes += len(data)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -181,10 +184,8 @@ class Connection(asyncio.Protocol):
             self._keep = False
             if not self._complete:
                 self._fault = self._fault or str(error)
-        if not exchange.head_done:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_LIMIT:
-                self._fault = self._fault or f"its response head is over {HEAD_LIMIT} bytes"
+        if not exchange.head_done and self._head_bytes > HEAD_LIMIT:
+            self._fault = self._fault or _HEAD_TOO_LONG
         if self._fault is not None:
             self.fail(Failure.PROTOCOL, f"The engine did not speak HTTP: {self._fault}.")
         elif self._complete:
@@ -260,17 +261,16 @@ class Connection(asyncio.Protocol):
             exchange.headers.clear()
             exchange.reason = b""
             return
-        lengths = codings = 0
-        for name, value in exchange.headers:
-            lowered = name.lower()
-            if lowered == "content-length":
-                lengths += 1
-            elif lowered == "transfer-encoding":
-                codings += 1
-                if value.strip().lower() != "chunked":
-                    self._fault = "a transfer coding other than chunked"
-        if codings > 1 or (codings and lengths):
+        lengths, codings = _framing(exchange.headers)
+        # What was fed may be mostly body; only then are the fields worth adding up.
+        if self._head_bytes > HEAD_LIMIT and _size(exchange.headers) > HEAD_LIMIT:
+            self._fault = _HEAD_TOO_LONG
+        elif lengths + len(codings) > 1:
             self._fault = "more than one body framing"
+        elif codings and codings != ["chunked"]:
+            self._fault = "a transfer coding other than chunked"
+        if self._fault is not None:
+            return
         exchange.status = status
         exchange.head_done = True
         if exchange.without_body:
@@ -291,3 +291,20 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._exchange is not None and self._exchange.head_done:
             self._complete = True
+
+
+def _framing(headers: list[tuple[str, str]]) -> tuple[int, list[str]]:
+    """How many Content-Length fields there are, and the transfer codings."""
+    lengths, codings = 0, []
+    for name, value in headers:
+        lowered = name.lower()
+        if lowered == "content-length":
+            lengths += 1
+        elif lowered == "transfer-encoding":
+            codings.append(value.strip().lower())
+    return lengths, codings
+
+
+def _size(headers: list[tuple[str, str]]) -> int:
+    """Bytes on the wire, each field with its colon, space and line end."""
+    return sum(len(name) + len(value) + 4 for name, value in headers)

@@ -1,11 +1,20 @@
-"""What a stream tells while it passes: a pure scanner over its bytes, which changes none of them.
+"""A tap on a stream of server-sent events: it looks, counts and passes on.
 
-Events are cut at blank lines, across reads of any size. The common event costs a few byte searches;
-JSON is parsed only for those that carry usage, an error or a finish reason. The one change the tap
-makes is leaving out the usage event that the gate itself asked for, so only an event that could
-still become that one is held back until its blank line has come; everything else is forwarded as
-it is read. An event larger than `MAX_EVENT` is passed on unread, and no facts are taken from it:
-the tap may fail, the relay may not.
+The relay forwards bytes, not events. Each read goes through `SseTap.feed`, which returns what to
+forward: the same bytes at once, less the one usage event the client did not ask for. Reads
+rarely end inside an event; where one does, the part is kept (and forwarded), so that facts do
+not depend on how the network cut the stream.
+
+Cost: chat and completion events are small, and orjson parses one in the time of three substring
+searches, so all are parsed. /generate events are not small, see there. Where bytes are searched
+for a key, generated text cannot fool the search: inside a JSON string a quote is escaped, so
+`"index":` with both quotes bare is always a key.
+
+Memory: an event over `EVENT_CAP` passes unparsed, with only its last bytes kept; a usage event
+is held back for at most `HOLD_CAP`. Both limits look at the event's length alone, never at how
+it was cut.
+
+Line ends are LF or CRLF. A lone CR, which the standard also allows, is sent by no engine.
 """
 
 from __future__ import annotations
@@ -13,266 +22,255 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 import orjson
 
-MAX_EVENT = 64 * 1024
-"""Bytes of an event that is looked into. A usage event has 250; a token event with 20 logprobs
-about 4,000."""
+from gateway.upstream.answer import Dialect, Facts, error_in, error_status, is_backpressure
 
-MAX_HELD = 16 * 1024
-"""Bytes held back at most while an event could still be the usage event to leave out."""
+EVENT_CAP = 64 * 1024
+"""Bytes of one event. A chat event is 0.3 KiB; /generate repeats the whole text in each and
+passes this at some 10,000 tokens."""
 
-_BLANK = re.compile(rb"\r?\n\r?\n|\r\r")
-_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
-_USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_FINISH = re.compile(rb'"finish_reason"\s*:\s*[^n\s]')
-_ERROR = re.compile(rb'"error"\s*:\s*[{"]')
+HOLD_CAP = 16 * 1024
+"""Bytes. The usage event of any engine is under 1 KiB."""
 
+_TAIL = 4096
+"""Bytes kept of an event over the cap: /generate puts its counts (about 1 KiB) last."""
 
-class Shape(StrEnum):
-    """Whose events these are."""
-
-    OPENAI = "openai"  # chat and completions
-    GENERATE = "generate"  # SGLang's own: each event repeats the whole answer so far
+_BOUNDARY = re.compile(rb"\n\r?\n")
+_SOME_CHOICE = re.compile(rb'"choices": ?\[\s*[^\s\]]')
+_GENERATED = re.compile(rb'.*"completion_tokens": ?(\d{1,18})', re.DOTALL)
+_INDEX = re.compile(rb'.*"index": ?(\d{1,18})', re.DOTALL)
+_DIGITS = re.compile(rb"\d{1,18}")
 
 
-@dataclass(slots=True)
-class Facts:
-    """What was learned of an answer. Tokens; None for what it did not say."""
+class SseTap(Facts):
+    """The facts of one stream as it passes. Pure: bytes in, bytes out."""
 
-    events: int = 0
-    tokens: int = 0  # generated so far, all choices together
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    finished: dict[int, str] = field(default_factory=dict)  # choice → finish reason
-    done: bool = False  # [DONE] has come
-    error: dict[str, Any] | None = None  # an error event
-    blind: bool = False  # something was too large or too odd to look into
+    __slots__ = (
+        "_dialect",
+        "_forwarded",
+        "_pending",
+        "_scanned",
+        "_skipping",
+        "_strip",
+        "_tail",
+        "done",
+        "events",
+    )
 
-
-class SseTap:
-    """Feed it every byte; forward what it returns."""
-
-    def __init__(self, shape: Shape, *, strip_usage: bool = False) -> None:
-        self.facts = Facts()
-        self._shape = shape
-        self._strip = strip_usage and shape is Shape.OPENAI
-        self._partial = b""  # of the event not yet complete
-        self._out = 0  # how much of `_partial` has been forwarded
-        self._skipping = False  # in the middle of an event too large to look into
-        self._generated: dict[int, int] = {}
+    def __init__(self, dialect: Dialect, *, strip_usage: bool) -> None:
+        """Tap a stream of `dialect`; `strip_usage` takes out the event with only usage in it."""
+        super().__init__()
+        self.events = 0  # events with data, [DONE] not counted
+        self.done = False  # the [DONE] mark was seen
+        self._dialect: Dialect = dialect
+        self._strip = strip_usage and dialect != "generate"
+        self._pending = bytearray()  # the event that is not whole yet
+        self._scanned = 0  # bytes of it known to hold no boundary
+        self._forwarded = 0  # bytes of it already passed on
+        self._skipping = False  # inside an event over the cap
+        self._tail = b""  # the last bytes of that event
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes as they came, return those to forward now."""
-        buffer = self._partial + data if self._partial else data
-        forward: list[bytes] = []
-        sent = self._out  # bytes of `buffer` that went out before
-        start = 0
-        # A blank line may have begun in what was there before: look again at its last 3 bytes.
-        search_from = max(0, len(self._partial) - 3)
-        while (blank := _BLANK.search(buffer, search_from)) is not None:
-            end = blank.end()
-            keep = self._skipping or self._event(buffer[start:end])
-            self._skipping = False
-            if keep or sent > start:
-                forward.append(buffer[max(start, sent) : end])
-            start = search_from = end
-        rest = buffer[start:] if start else buffer
-        already = max(0, sent - start)
-        hold = self._strip and not already and not self._skipping and len(rest) <= MAX_HELD
-        if rest and not (hold and _could_be_usage(rest)):
-            forward.append(rest[already:])
-            already = len(rest)
-        if len(rest) > MAX_EVENT:
-            self.facts.blind = True
-            self._skipping = True
-            rest = rest[-3:]
-            already = len(rest)
-        self._partial, self._out = rest, already
-        return forward[0] if len(forward) == 1 else b"".join(forward)
+        """Look at the next bytes; returns what to forward now."""
+        if (
+            data.endswith(b"}\n\n")
+            and not self._pending
+            and not self._skipping
+            and _is_one_line(data)
+        ):  # exactly one whole event: nearly always
+            return b"" if self._observe(data) else data
+        out = self._skip(data) if self._skipping else self._collect(data)
+        return out if self._strip else data
 
     def finish(self) -> bytes:
-        """The stream is over: what was held back."""
-        rest, self._partial = self._partial[self._out :], b""
-        self._out = 0
-        return rest
+        """The stream has ended: returns what was held back.
 
-    # ---- one event -----------------------------------------------------------------------------
+        An event without its blank line counts: engines that die do not send one.
+        """
+        rest = bytes(self._pending)
+        held = rest[self._forwarded :]
+        self._pending.clear()
+        if self._skipping:
+            self._observe_tail(self._tail)
+            self._skipping = False
+        elif rest and self._observe(rest + b"\n\n"):
+            held = b""
+        return held if self._strip else b""
 
-    def _event(self, event: bytes) -> bool:
-        """Look into a complete event. False if it is the one to leave out."""
-        facts = self.facts
-        if b"data:" not in event:
-            return True  # a comment
-        facts.events += 1
-        if self._shape is Shape.OPENAI and not (
-            _USAGE.search(event)
-            or _FINISH.search(event)
-            or b"[DONE]" in event
-            or b'"error"' in event
+    # ---- cutting ----------------------------------------------------------------------------
+
+    def _collect(self, data: bytes) -> bytes:
+        """Add to the pending event and look at each event that is now whole."""
+        pending, out = self._pending, bytearray()
+        pending += data
+        start, search = 0, max(self._scanned - 2, 0)
+        while (boundary := _BOUNDARY.search(pending, search)) is not None:
+            search = boundary.end()
+            event = bytes(pending[start:search])
+            if not self._observe(event) or self._forwarded:
+                out += event[self._forwarded :]
+            self._forwarded = self._scanned = 0
+            start = search
+        del pending[:start]
+        if self._forwarded or (self._strip and self._must_pass(pending)):
+            out += pending[self._forwarded :]
+            self._forwarded = len(pending)
+        self._scanned = len(pending)
+        if len(pending) > EVENT_CAP:
+            self._tail = bytes(pending[-_TAIL:])
+            self._skipping = True
+            pending.clear()
+            self._scanned = self._forwarded = 0
+        return bytes(out)
+
+    def _must_pass(self, part: bytearray) -> bool:
+        """Whether an event that begins like this cannot be the one to strip."""
+        fresh = max(self._scanned - 16, 0)  # room for the key that was cut
+        return len(part) > HOLD_CAP or _SOME_CHOICE.search(part, fresh) is not None
+
+    def _skip(self, data: bytes) -> bytes:
+        """Pass on the rest of an event over the cap."""
+        joined = self._tail + data
+        boundary = _BOUNDARY.search(joined, max(len(self._tail) - 2, 0))
+        if boundary is None:
+            self._tail = joined[-_TAIL:]
+            return data
+        self._observe_tail(joined[: boundary.end()][-_TAIL:])
+        self._skipping = False
+        cut = boundary.end() - len(self._tail)
+        return data[:cut] + self._collect(data[cut:])
+
+    # ---- looking ----------------------------------------------------------------------------
+
+    def _observe(self, event: bytes) -> bool:
+        """Take in one whole event; True where it is the usage event to strip."""
+        if len(event) > EVENT_CAP:
+            self._observe_tail(event[-_TAIL:])
+            return False
+        if _is_one_line(event):
+            payload = event[6:]
+        else:
+            lines = _payload(event)
+            if lines is None:
+                return False
+            payload = lines
+            if payload.strip() == b"[DONE]":
+                self.done = True
+                return False
+        self.events += 1
+        if self._dialect == "generate":
+            self._look_at_generated(payload)
+            return False
+        document = _parse(payload)
+        self.absorb(self._dialect, document, streamed=True)
+        return (
+            self._strip
+            and isinstance(document, dict)
+            and document.get("choices") == []
+            and len(event) <= HOLD_CAP
+            and isinstance(document.get("usage"), dict)
+            and document.get("error") is None
+            and _SOME_CHOICE.search(event) is None
+        )
+
+    def _look_at_generated(self, payload: bytes) -> None:
+        """Read the running count off the end of an event, and parse only the first and last.
+
+        Each event repeats all text so far, so parsing them all would be quadratic.
+        """
+        counts = self.generated.get(0)
+        at = payload.rfind(b'"completion_tokens":')
+        ended = payload.rfind(b'"finish_reason":')
+        if (
+            counts is not None
+            and at >= 0
+            and ended >= 0
+            and payload[ended + 16 : ended + 20] == b"null"
+            and payload.find(b'"index":', at) < 0  # a batch: the key comes last
+            and (digits := _DIGITS.match(payload, at + 20)) is not None
         ):
-            facts.tokens += b'"role":"assistant"' not in event or b'"content":""' not in event
-            return True
-        data = b"\n".join(
-            line[5:].lstrip(b" ")
-            for line in event.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-            if line.startswith(b"data:")
-        ).strip()
-        if data == b"[DONE]":
-            facts.done = True
-            return True
-        try:
-            parsed = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            facts.blind = True
-            return True
-        if not isinstance(parsed, dict):
-            return True
-        return self._parsed(parsed)
-
-    def _parsed(self, event: dict[str, Any]) -> bool:
-        facts = self.facts
-        if isinstance(error := event.get("error"), dict | str) and error:
-            facts.error = error if isinstance(error, dict) else {"message": error}
-            return True
-        if self._shape is Shape.GENERATE:
-            self._generate(event)
-            return True
-        choices = event.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            self._choice(choice)
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            _take_usage(facts, usage)
-            # Only the event that carries nothing else is ours to leave out.
-            return not (self._strip and choices == [])
-        return True
-
-    def _choice(self, choice: object) -> None:
-        if not isinstance(choice, dict):
+            counts["completion_tokens"] = self.tokens = self.completion_tokens = int(digits[0])
             return
-        reason = choice.get("finish_reason")
-        if isinstance(reason, str):
-            index = choice.get("index")
-            self.facts.finished[index if isinstance(index, int) else 0] = reason
-        delta = choice.get("delta")
-        if choice.get("text") or (isinstance(delta, dict) and any(delta.values())):
-            self.facts.tokens += 1
+        self.absorb("generate", _parse(payload), streamed=True)
 
-    def _generate(self, event: dict[str, Any]) -> None:
-        index = event.get("index")
-        key = index if isinstance(index, int) else 0
-        take_meta(self.facts, event.get("meta_info"), key, self._generated)
-
-
-def _could_be_usage(partial: bytes) -> bool:
-    """Whether the beginning of an event may still become the usage event.
-
-    `choices` comes before `usage` in SGLang's chunks (0.5.6-0.5.23), so an event that has shown a
-    choice is not it.
-    """
-    at = partial.find(b'"choices"')
-    return at < 0 or len(partial) < at + 24 or _NO_CHOICES.match(partial, at) is not None
-
-
-def _take_usage(facts: Facts, usage: dict[str, Any]) -> None:
-    """The last usage that says something; null and zero do not."""
-    for name in ("prompt_tokens", "completion_tokens"):
-        value = usage.get(name)
-        if isinstance(value, int) and value > 0:
-            setattr(facts, name, value)
-    details = usage.get("prompt_tokens_details")
-    if isinstance(details, dict) and isinstance(cached := details.get("cached_tokens"), int):
-        facts.cached_tokens = cached
-    if facts.completion_tokens is not None:
-        facts.tokens = max(facts.tokens, facts.completion_tokens)
-
-
-def take_meta(facts: Facts, meta: object, key: int, generated: dict[int, int]) -> None:
-    """The meta_info of one answer of /generate. `generated` keeps the tokens of each of them."""
-    if not isinstance(meta, dict):
-        return
-    if isinstance(tokens := meta.get("completion_tokens"), int):
-        generated[key] = max(tokens, generated.get(key, 0))
-        facts.tokens = facts.completion_tokens = sum(generated.values())
-    if isinstance(prompt := meta.get("prompt_tokens"), int) and key == 0:
-        facts.prompt_tokens = prompt
-    if isinstance(cached := meta.get("cached_tokens"), int):
-        facts.cached_tokens = cached
-    reason = meta.get("finish_reason")
-    if isinstance(reason, dict):
-        facts.finished[key] = str(reason.get("type"))
-        if reason.get("type") == "abort" and reason.get("status_code"):
-            facts.error = {"message": reason.get("message"), "code": reason["status_code"]}
-
-
-def reply_facts(shape: Shape, body: bytes) -> Facts:
-    """The facts of an answer that was not streamed. Whatever surprises leaves them unknown."""
-    facts = Facts()
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        facts.blind = True
-        return facts
-    if shape is Shape.GENERATE:
-        generated: dict[int, int] = {}
-        for key, one in enumerate(parsed if isinstance(parsed, list) else [parsed]):
-            take_meta(
-                facts, one.get("meta_info") if isinstance(one, dict) else None, key, generated
-            )
-    elif isinstance(parsed, dict) and isinstance(usage := parsed.get("usage"), dict):
-        _take_usage(facts, usage)
-    return facts
-
-
-# ---- the first event decides whether there is an answer at all -----------------------------------
+    def _observe_tail(self, tail: bytes) -> None:
+        """Take in an event of which only the end was kept."""
+        self.events += 1
+        if self._dialect != "generate":
+            self.tokens += 1
+            return
+        if (count := _GENERATED.match(tail)) is not None:
+            index = int(match[1]) if (match := _INDEX.match(tail, count.end())) else 0
+            self.generated.setdefault(index, {})["completion_tokens"] = int(count[1])
+            self.sum_generated()
 
 
 class Verdict(StrEnum):
-    """What the beginning of a stream is."""
+    """What a stream begins with."""
 
-    MORE = "more"  # not complete yet
-    DATA = "data"  # an answer
-    FULL = "full"  # the engine had no room: back-pressure, the request never started
-    ERROR = "error"  # another error instead of an answer
+    DATA = "data"
+    BACKPRESSURE = "backpressure"  # not started, may be tried again later
+    ERROR = "error"
+    INCOMPLETE = "incomplete"  # more bytes are needed
 
 
 @dataclass(frozen=True, slots=True)
 class FirstEvent:
-    """The verdict, and the status the engine meant where it is an error."""
+    """A verdict; with an error, its status and the engine's words (for the client only)."""
 
     verdict: Verdict
-    status: int = 200
+    status: int | None = None
+    message: str = field(default="", repr=False)
 
 
-_FULL_WORDS = ("queue is full", "waiting timeout", "higher priority")
-SERVICE_UNAVAILABLE = 503
+def peek(data: bytes) -> FirstEvent:
+    """Judge a stream by its first event, before anything of it is passed on.
 
-
-def peek(beginning: bytes) -> FirstEvent:
-    """What the first event of a stream says. Since 0.5.12 a refusal by the scheduler comes as a
-    200 whose first event is an error, on /generate as a finish_reason `abort`."""
-    blank = _BLANK.search(beginning)
-    if blank is None:
-        more = len(beginning) < MAX_EVENT
-        return FirstEvent(Verdict.MORE if more else Verdict.DATA)
-    event = beginning[: blank.end()]
-    if not (_ERROR.search(event) or b'"abort"' in event):
+    Since SGLang 0.5.12 a request the scheduler will not take is answered with status 200 and
+    an error in the first event.
+    """
+    start = 0
+    for boundary in _BOUNDARY.finditer(data):
+        payload = _payload(data[start : boundary.end()])
+        start = boundary.end()
+        if payload is not None:
+            return _judge(payload)
+    if len(data) - start > EVENT_CAP or _SOME_CHOICE.search(data, start) is not None:
         return FirstEvent(Verdict.DATA)
-    tap = SseTap(Shape.OPENAI)
-    tap.feed(event)
-    error = tap.facts.error
-    if error is None:
-        tap = SseTap(Shape.GENERATE)
-        tap.feed(event)
-        error = tap.facts.error
+    return FirstEvent(Verdict.INCOMPLETE)
+
+
+def _judge(payload: bytes) -> FirstEvent:
+    if b'"error"' not in payload and b'"abort"' not in payload:
+        return FirstEvent(Verdict.DATA)
+    document = _parse(payload)
+    error = error_in(document) if isinstance(document, dict) else None
     if error is None:
         return FirstEvent(Verdict.DATA)
-    code = error.get("code")
-    status = code if isinstance(code, int) and 400 <= code < 600 else 500  # noqa: PLR2004
-    words = str(error.get("message", "")).lower()
-    full = status == SERVICE_UNAVAILABLE or any(word in words for word in _FULL_WORDS)
-    return FirstEvent(Verdict.FULL if full else Verdict.ERROR, status)
+    verdict = Verdict.BACKPRESSURE if is_backpressure(error) else Verdict.ERROR
+    return FirstEvent(verdict, error_status(error), str(error.get("message", "")))
+
+
+def _is_one_line(event: bytes) -> bool:
+    """Whether an event is one line of JSON data, as all engines write it."""
+    return event.startswith(b"data: {") and event.count(b"\n") == 2  # noqa: PLR2004
+
+
+def _payload(event: bytes) -> bytes | None:
+    """The data of an event, its lines joined; None where it has none (a comment, a blank)."""
+    lines = [
+        line[6:] if line.startswith(b"data: ") else line[5:]
+        for line in event.replace(b"\r\n", b"\n").split(b"\n")
+        if line.startswith(b"data:")
+    ]
+    return b"\n".join(lines) if lines else None
+
+
+def _parse(payload: bytes) -> object:
+    try:
+        document: object = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return None
+    return document

@@ -291,6 +291,16 @@ def test_an_abandoned_request_holds_until_confirmed_or_its_grace_ended(confirmed
     assert desk.at_rest()
 
 
+def test_the_grace_of_an_earlier_life_does_not_end_a_later_one() -> None:
+    desk = Desk(gpu0=SMALL)
+    desk.ask("r")
+    desk.take(desk.core.abandon(rid("r"), Outcome.CANCELLED, desk.now, 4.0))
+    desk.take(desk.core.confirm(rid("r"), desk.now))
+    desk.ask("r")
+    desk.wait(5.0)
+    assert desk.kv() == 21
+
+
 def test_when_a_server_dies_its_reservations_go_and_its_requests_end_once() -> None:
     desk = Desk(gpu0=SMALL)
     desk.ask("one", 398, 1)
@@ -304,6 +314,7 @@ def test_when_a_server_dies_its_reservations_go_and_its_requests_end_once() -> N
         ("two", Release.VOIDED),
     ]
     assert desk.kv() == 0
+    assert not desk.core.books.knows(rid("two")), "it had ended: nobody will ask for it again"
     assert "next" in desk.waiting, "nothing starts on a closed pool"
     got = desk.take(desk.core.settle(rid("one"), Outcome.FAILED, desk.now))
     assert got == [Ended(rid("one"), Outcome.FAILED)]
@@ -336,6 +347,7 @@ def test_a_request_the_engine_pushed_back_keeps_its_place() -> None:
     desk.take(desk.core.requeue(rid("first"), desk.now, 2.0))
     assert desk.released == [("first", Release.REQUEUED)]
     assert desk.waiting == ["first", "second", "third"]
+    assert desk.core.next_wakeup() == 3.0
     desk.wait(1.9)
     assert desk.running == {}, "told to be full, nothing starts there for a while"
     desk.wait(0.1)
@@ -353,6 +365,16 @@ def test_pushing_back_for_ever_ends_at_the_patience_of_the_first_arrival() -> No
         desk.wait(1.0)
     assert desk.refused["r"].code is Code.QUEUE_TIMEOUT
     assert desk.now == 10.0
+    assert desk.at_rest()
+
+
+def test_a_push_back_is_judged_by_the_limits_of_now() -> None:
+    desk = Desk(gpu0=SMALL)
+    desk.ask("r", 798, 1)
+    desk.pool("gpu0", PoolLimits(kv_tokens=500))
+    desk.take(desk.core.requeue(rid("r"), desk.now, 1.0))
+    assert desk.refused["r"].code is Code.CONTEXT_LENGTH_EXCEEDED
+    desk.wait(1.0)
     assert desk.at_rest()
 
 
@@ -544,3 +566,13 @@ def test_a_grant_is_in_the_ledger_before_it_is_told() -> None:
     assert isinstance(granted, Granted)
     hold = desk.core.books.pools[GPU0].ledger.holds[rid("r")]
     assert hold.demand is granted.grant.demand
+
+
+def test_a_quota_caps_a_single_request_and_refuses_what_it_can_never_hold() -> None:
+    rule = ClientRule("a", max_held_tokens=600)
+    desk = Desk(gpu0=SMALL)
+    desk.ask("fits", 100, 32_000, client=rule)
+    assert desk.running["fits"].demand.kv == 600
+    desk.ask("never", 700, 100, client=rule)
+    assert desk.refused["never"].code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert "client's share of the KV pool" in desk.refused["never"].message

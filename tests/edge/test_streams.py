@@ -152,7 +152,7 @@ async def test_a_stream_without_a_newline_passes_in_flat_memory(rig) -> None:
         async with rig.http.post(rig.app.listen_url + CHAT, json=BODIES[CHAT]) as answer:
             async for data in answer.content.iter_any():
                 size += len(data)
-                held = max(held, *(len(tap._partial) for tap in taps))
+                held = max(held, *(len(tap._pending) for tap in taps))
     finally:
         relay.SseTap = make  # type: ignore[misc]
     assert size >= len(piece) * pieces

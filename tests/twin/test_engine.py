@@ -1,11 +1,14 @@
 """What the scheduler does, rule by rule."""
 
+import itertools
+
 import pytest
 
 from gateway.twin.budget import Budget, NewTokenRatio
-from gateway.twin.engine import LAST_REQUEST, QUEUE_FULL
+from gateway.twin.engine import QUEUE_FULL
 from gateway.twin.jobs import Ending, Job, Progress
 from gateway.twin.profiles import A100_8B, TINY_CPU, profile_named
+from gateway.twin.retraction import LAST_REQUEST, order
 from gateway.twin.versions import traits_of
 from tests.twin.helpers import ENDLESS, chats, death, drain, ends, engine, run
 
@@ -20,18 +23,18 @@ from tests.twin.helpers import ENDLESS, chats, death, drain, ends, engine, run
     ],
 )
 def test_the_cap_is_clipped_silently(version, cap, expected):
-    assert engine(TINY_CPU, version).effective_cap(100, cap) == expected
+    assert engine(TINY_CPU, version).limits.cap(100, cap) == expected
 
 
 def test_pages_make_the_clip_coarser():
     machine = engine(TINY_CPU.with_(page=16, block=16))
-    assert machine.effective_cap(100, None) == 2048 - 112 - 16 - 1
+    assert machine.limits.cap(100, None) == 2048 - 112 - 16 - 1
 
 
 def test_new_tokens_limit_exists_from_0_5_17():
     profile = TINY_CPU.with_(new_tokens_limit=64)
-    assert engine(profile, "0.5.17").effective_cap(10, None) == 64
-    assert engine(profile, "0.5.12").effective_cap(10, None) > 64
+    assert engine(profile, "0.5.17").limits.cap(10, None) == 64
+    assert engine(profile, "0.5.12").limits.cap(10, None) > 64
 
 
 def test_an_unknown_version_says_what_it_wants():
@@ -96,6 +99,16 @@ def test_queue_full_is_an_abort_with_503():
     assert [end.rid for end in refused] == ["g2", "g3"]
     assert {end.message for end in refused} == {QUEUE_FULL}
     assert machine.counters.refused_queue_full == 2
+
+
+def test_the_fewest_outputs_go_first_then_the_longest_prompt_then_the_youngest():
+    def job(rid, out, prompt):
+        made = Job(rid, prompt, ENDLESS)
+        made.out = out
+        return made
+
+    batch = [job("old", 9, 10), job("short", 2, 10), job("long", 2, 90), job("twin", 2, 90)]
+    assert [each.rid for each in order(batch)] == ["old", "short", "long", "twin"]
 
 
 def test_a_retracted_request_meets_the_queue_limit_mid_stream():
@@ -199,7 +212,7 @@ def test_a_long_prompt_goes_in_chunks_and_decode_waits():
     machine.submit(Job("long", 1024, 5, 5), 0.21)
     events = drain(machine)
     times = [event.at for event in (*before, *events) if event.rid == "talk"]
-    gap = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    gap = max(later - earlier for earlier, later in itertools.pairwise(times))
     assert gap > 4 * 256 / 4600  # four chunks of 256 tokens stand between two of its tokens
 
 
@@ -291,9 +304,9 @@ def test_a_disabled_cache_shares_nothing():
 
 def test_a_batch_decodes_faster_than_one_by_one():
     alone, together = engine(A100_8B), engine(A100_8B)
-    run(alone, [Job("a", 500, 400, 400)])
-    run(together, [Job(f"g{index}", 500, 400, 400) for index in range(8)])
-    assert together.counters.busy_s < 3 * alone.counters.busy_s
+    one = run(alone, [Job("a", 500, 400, 400)])[-1].at
+    eight = run(together, [Job(f"g{index}", 500, 400, 400) for index in range(8)])[-1].at
+    assert one < eight < 2 * one
 
 
 def test_ignore_eos_is_expected_in_full_by_0_5_23():

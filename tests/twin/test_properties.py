@@ -5,8 +5,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.twin.engine import Engine
 from gateway.twin.jobs import Died, Finished, Job, Progress
 from gateway.twin.profiles import RTX3090_GPU0, TINY_CPU
+from gateway.twin.versions import traits_of
 from tests.twin.helpers import drain, engine
 
 VERSIONS = ("0.5.6", "0.5.12", "0.5.17", "0.5.23")
@@ -52,7 +54,7 @@ def _balanced(machine, live) -> None:
     assert all(job.private >= 0 for job in live)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(profile=profiles, version=st.sampled_from(VERSIONS), script=st.lists(jobs, max_size=14))
 def test_the_books_balance_and_each_request_ends_once(profile, version, script):
     machine = engine(profile, version)
@@ -91,7 +93,40 @@ def test_the_books_balance_and_each_request_ends_once(profile, version, script):
         assert machine.pool.used == 0
 
 
+def _play(machine, script) -> list[tuple[object, ...]]:
+    """Every end and death of a script; a coarse engine is looked at as often as an exact one."""
+    now, events = 0.0, []
+    for index, item in enumerate(script):
+        now += item["gap"]
+        prompt = item["prompt"]
+        blocks = _blocks(item["family"], prompt)
+        machine.submit(Job(f"g{index:02}", prompt, item["want"], item["cap"], blocks), now)
+        if item["abort"] is not None:
+            machine.abort(f"g{item['abort']:02}", now)
+        events += machine.advance(now + 0.013)
+        now += 0.013
+    events += drain(machine)
+    return [
+        (event.rid, event.at, event.ending, event.out)
+        if isinstance(event, Finished)
+        else (event.at, event.reason)
+        for event in events
+        if not isinstance(event, Progress)
+    ]
+
+
 @settings(max_examples=60, deadline=None)
+@given(profile=profiles, version=st.sampled_from(VERSIONS), script=st.lists(jobs, max_size=14))
+def test_a_coarse_engine_decides_and_times_everything_alike(profile, version, script):
+    exact = engine(profile, version)
+    coarse = Engine(profile, traits_of(version), coarse=True)
+    assert _play(exact, script) == _play(coarse, script)
+    assert exact.counters == coarse.counters
+    assert exact.ratio.now == coarse.ratio.now
+    assert exact.used == coarse.used
+
+
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(1, 40_000)),

@@ -1,6 +1,7 @@
 """The HTTP face: shapes, statuses and timing as the genuine server showed them."""
 
 import asyncio
+import itertools
 import json
 import time
 
@@ -258,7 +259,7 @@ async def test_generate_stream_is_cumulative(http):
             http, server, "/generate", text="x", sampling_params={"max_new_tokens": 3}
         )
     texts = [event["text"] for event in events]
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert [event["meta_info"]["completion_tokens"] for event in events] == [1, 2, 3]
     assert lines[-1] == "data: [DONE]"
 
@@ -384,8 +385,10 @@ async def test_a_full_queue(http):
             assert answer.status == 200
             assert "retry-after" not in answer.headers
             assert lines == [
-                'data: {"error": {"object": "error", "message": "The request queue is full.", '
-                '"type": "SERVICE_UNAVAILABLE", "param": null, "code": 503}}',
+                (
+                    'data: {"error": {"object": "error", "message": "The request queue is full.", '
+                    '"type": "SERVICE_UNAVAILABLE", "param": null, "code": 503}}'
+                ),
                 "data: [DONE]",
             ]
             _, events, _ = await stream(http, server, "/generate", text="x")
@@ -597,6 +600,15 @@ async def test_tokenize_counts_what_admission_counts(http):
         assert plain == {"tokens": plain["tokens"], "count": 4, "max_model_len": 8192}
         _, several = await post(http, server, "/tokenize", prompt=["one", "two words"])
         assert several["count"] == [1, 3]
+
+
+async def test_0_5_6_tokenizes_only_prompts(http):
+    async with twin(version="0.5.6") as server:
+        status, body = await post(http, server, "/tokenize", messages=HELLO)
+        assert status == 400
+        assert "'missing', 'loc': ('body', 'prompt')" in body["message"]
+        _, body = await post(http, server, "/tokenize", prompt="12345678")
+        assert body["count"] == 2
 
 
 async def test_flush_cache_only_at_rest(http):

@@ -28,12 +28,13 @@ format: $(READY)
 
 # Soaks and large differential suites: minutes, not seconds.
 test-slow: $(READY)
+	$(BIN)/python -m tests.tokens.fetch_tokenizers
 	$(BIN)/pytest -q -m slow --timeout 900
 
 # A genuine SGLang on CPU: about two minutes to install once (into .real/), 30 s to start.
 test-real: $(READY)
 	$(BIN)/python -m tests.real.install
-	$(BIN)/pytest -q -m "not nothing" --timeout 300 tests/real
+	$(BIN)/pytest -q -m "slow or not slow" --timeout 300 tests/real
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench

@@ -141,6 +141,7 @@ class Gate:
         self._waiters: dict[RequestId, asyncio.Future[Grant]] = {}
         self._granted: dict[RequestId, Grant] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None  # uvloop's handles forget theirs once they are done
         self._idle = asyncio.Event()
         self._idle.set()
         self._holding = 0
@@ -265,14 +266,13 @@ class Gate:
 
     def _set_timer(self) -> None:
         wake = self.core.next_wakeup()
+        if wake == self._timer_at:
+            return
         if self._timer is not None:
-            if self._timer.when() == wake and not self._timer.cancelled():
-                return
             self._timer.cancel()
-            self._timer = None
-        if wake is not None:
-            self._timer = asyncio.get_running_loop().call_at(wake, self._tick)
+        self._timer_at = wake
+        self._timer = None if wake is None else asyncio.get_running_loop().call_at(wake, self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
+        self._timer = self._timer_at = None
         self._apply(self.core.advance(self.now()))

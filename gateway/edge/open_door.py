@@ -39,6 +39,10 @@ class Unbooked:
         """The engine is done."""
         self.ended = True
 
+    def abandon(self, outcome: Outcome) -> None:
+        """Nothing lingers."""
+        self.end(outcome)
+
 
 async def pass_on(
     trip: Trip, dialect: Dialect, data: bytes, backend: Backend, limits: Limits

@@ -41,6 +41,10 @@ is relayed all the same, and its usage stays unknown."""
 REST_S = 2.0
 """How long the end of a stream may take whose first event was an error: its [DONE] is on the way."""
 
+NO_WAIT_BYTES = 32 * 1024
+"""Written without a timer where nothing else waits for the client: aiohttp's own writer waits only
+above 64 KiB, so this cannot stall."""
+
 STALLED_S = 120.0
 """How long a client may take nothing while bytes wait for it; then it counts as gone. Longer than
 any pause of a reader that is alive, shorter than it takes a dozen stalled tabs to add up."""
@@ -64,6 +68,10 @@ class Booked(Protocol):
 
     def end(self, outcome: Outcome) -> None:
         """The engine is done."""
+        ...
+
+    def abandon(self, outcome: Outcome) -> None:
+        """It is over for the client, and the engine may not know."""
         ...
 
 
@@ -119,6 +127,7 @@ class Relay:
         self._intent = intent
         self._counted = counted
         self._dialect: Dialect = _DIALECTS[intent.kind]
+        self._speaking = False  # the first output has come
 
     async def run(self, reply: Reply, first: Beginning) -> web.StreamResponse:
         """Relay to the end. Raises BrokenAnswer, and ConnectionError when the client is gone."""
@@ -157,9 +166,10 @@ class Relay:
     def _progress(self, facts: Facts) -> None:
         self._backend.alive()
         if facts.tokens:
-            if self._trip.record.ttft_ms is None:
+            if not self._speaking:
+                self._speaking = True
                 self._trip.first_output(_now())
-            self._lease.first_token()
+                self._lease.first_token()
             self._lease.true_up(facts.tokens)
 
     def _engine_is_done(self, facts: Facts, reply: Reply) -> None:
@@ -226,7 +236,9 @@ class Relay:
         self._learn(tap, reply)
         self._trip.record.upstream_status = first.status
         if await _read_out(reply):
-            self._lease.end(outcome)  # else it counts as abandoned
+            self._lease.end(outcome)
+        else:
+            self._lease.abandon(outcome)
         error = {"error": {"code": first.status, **(tap.error or {})}}
         return web.json_response(
             error, status=first.status, headers={**self._trip.headers(), replies.SOURCE: "upstream"}
@@ -250,6 +262,11 @@ class Relay:
         return out
 
     async def _write(self, out: web.StreamResponse, data: bytes) -> None:
+        transport = self._trip.request.transport
+        idle = transport is not None and not transport.get_write_buffer_size()
+        if idle and len(data) <= NO_WAIT_BYTES:
+            await out.write(data)
+            return
         try:
             async with asyncio.timeout(STALLED_S):
                 await out.write(data)

@@ -8,7 +8,7 @@ the server's /v1/tokenize, or bounded by bytes (`bound`). Media cost what their 
 
 from gateway.tokens.anthropic import Conversion
 from gateway.tokens.build import build_counter
-from gateway.tokens.counter import Counter
+from gateway.tokens.counter import Counter, Unavailable
 from gateway.tokens.images import MediaRules
 from gateway.tokens.locate import find_tokenizer
 from gateway.tokens.model import Accuracy, Counted, CountRefused, Kind, Method
@@ -22,6 +22,7 @@ __all__ = [
     "Kind",
     "MediaRules",
     "Method",
+    "Unavailable",
     "build_counter",
     "find_tokenizer",
 ]

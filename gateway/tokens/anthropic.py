@@ -51,7 +51,8 @@ def chat_from_messages(
     if isinstance(config := body.get("output_config"), dict) and config.get("effort"):
         effort = config["effort"]
         chat["reasoning_effort"] = "max" if effort == "xhigh" else effort
-    tools = [_tool(tool) for tool in body.get("tools") or () if _is_ours(tool)]
+    listed = body.get("tools")
+    tools = [_tool(tool) for tool in listed if _is_ours(tool)] if isinstance(listed, list) else []
     if tools:
         chat["tools"] = tools
         chat["tool_choice"] = _tool_choice(body.get("tool_choice"))

@@ -15,7 +15,7 @@ from gateway.tokens.nfc import bytes_bound
 from gateway.tokens.request import media_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gateway.tokens.request import Request
 
@@ -30,54 +30,55 @@ TOOL: Final = 64
 TEXT: Final = 2
 
 
-def text_bound(text: str) -> int:
-    """Tokens that `text` cannot exceed, whatever the vocabulary."""
-    return bytes_bound(text) + TEXT
+def prompts_bound(request: Request, measure: Callable[[str], int] = bytes_bound) -> tuple[int, ...]:
+    """For each prompt of `request` a number of tokens it cannot exceed, media left out.
 
-
-def prompts_bound(request: Request) -> tuple[int, ...]:
-    """For each prompt of `request` a number of tokens it cannot exceed, media left out."""
+    With another `measure` of a text than its bytes this is an estimate by addition: on the high
+    side by what of the allowances is not used, on the low side by nothing that was ever seen.
+    """
     if request.chat is not None:
-        return (_chat_bound(request.chat),)
+        return (_chat_bound(request.chat, measure),)
     return tuple(
-        prompt if isinstance(prompt, int) else text_bound(prompt) for prompt in request.prompts
+        prompt if isinstance(prompt, int) else measure(prompt) + TEXT for prompt in request.prompts
     )
 
 
-def _chat_bound(chat: Mapping[str, Any]) -> int:
+def _chat_bound(chat: Mapping[str, Any], measure: Callable[[str], int]) -> int:
     total = TEMPLATE
     for message in chat["messages"]:
         total += MESSAGE
         for key, value in message.items():
             if key == "content" and isinstance(value, list):
-                total += sum(_value_bound(part) for part in value if media_of(part) is None)
+                total += sum(
+                    _value_bound(part, measure) for part in value if media_of(part) is None
+                )
             else:
-                total += _value_bound(value)
+                total += _value_bound(value, measure)
         if isinstance(calls := message.get("tool_calls"), list):
             total += TOOL * len(calls)
     if isinstance(tools := chat.get("tools"), list):
-        total += TOOL * len(tools) + _value_bound(tools)
-    total += _value_bound(chat.get("chat_template_kwargs"))
+        total += TOOL * len(tools) + _value_bound(tools, measure)
+    total += _value_bound(chat.get("chat_template_kwargs"), measure)
     return total
 
 
-def _value_bound(value: object) -> int:
+def _value_bound(value: object, measure: Callable[[str], int]) -> int:
     """Bytes of a value however a template prints it: JSON indented by four is the longest in use.
 
     Walked with a stack of its own, so that nesting cannot exhaust Python's.
     """
     if isinstance(value, str):
-        return bytes_bound(value)
+        return measure(value)
     total = 0
     stack: list[tuple[object, int]] = [(value, 0)]
     while stack:
         item, depth = stack.pop()
         total += 4 * depth + 4  # newline, indent, comma or bracket
         if isinstance(item, dict):
-            total += sum(bytes_bound(json.dumps(str(key), ensure_ascii=False)) + 2 for key in item)
+            total += sum(measure(json.dumps(str(key), ensure_ascii=False)) + 2 for key in item)
             stack.extend((inner, depth + 1) for inner in item.values())
         elif isinstance(item, list):
             stack.extend((inner, depth + 1) for inner in item)
         else:
-            total += bytes_bound(json.dumps(item, ensure_ascii=False))
+            total += measure(json.dumps(item, ensure_ascii=False))
     return total

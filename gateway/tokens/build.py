@@ -1,13 +1,17 @@
-"""Builds the counter of one model: the only place where its files are read and its parts wired."""
+"""Builds the counter of one model: reads its files, calibrates against its server, wires the parts."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any
 
+from gateway.tokens import nfc
+from gateway.tokens.anthropic import Conversion
+from gateway.tokens.calibrate import calibrate
 from gateway.tokens.counter import Counter
+from gateway.tokens.files import Files, read_files
 from gateway.tokens.images import rules_for
+from gateway.tokens.profile import profile_for
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,30 +21,39 @@ if TYPE_CHECKING:
 async def build_counter(
     *,
     tokenizer_dir: Path | None,
-    engine_version: str | None,  # noqa: ARG001 - for the template profile, which follows
+    engine_version: str | None,
     remote: Callable[[dict[str, Any]], Awaitable[int]] | None,
     model_type: str | None = None,
+    chat_template: str | None = None,
+    conversion: Conversion | None = None,
 ) -> Counter:
     """A counter for the model whose files are in `tokenizer_dir`, as `engine_version` counts.
 
-    `remote` posts a body to the server's own /v1/tokenize and returns its `count`. Never raises:
-    what is missing or broken becomes a note, and the next best way of counting is used. The files
-    are read in a thread: seconds the first time, less from the cache.
+    `remote` posts a body to the server's own /v1/tokenize and returns its `count`; `model_type`
+    is the model's config.json's, for images; `chat_template` the server's --chat-template
+    argument; `conversion` what only its arguments tell about Anthropic bodies. Never raises: what is missing or broken becomes one of the counter's `notes`, and
+    the next best way of counting is used. Takes seconds, off the loop.
     """
-    notes: list[str] = []
-    processor = await asyncio.to_thread(_read_json, tokenizer_dir, "preprocessor_config.json")
-    if tokenizer_dir is None:
-        notes.append(
-            "No tokenizer files here: counting by " + ("/v1/tokenize." if remote else "bytes.")
+    files = Files(None, None, None, ())
+    if tokenizer_dir is not None:
+        files = await asyncio.to_thread(read_files, tokenizer_dir, chat_template)
+    await asyncio.to_thread(nfc.warm)
+    media, notes = rules_for(model_type, files.processor), files.notes
+    if files.text is None:
+        way = "/v1/tokenize" if remote is not None else "bytes"
+        note = f"No tokenizer files to read here: counting by {way}."
+        return Counter(remote=remote, conversion=conversion, media=media, notes=(*notes, note))
+    if conversion is None and files.template is not None:
+        conversion = Conversion(
+            toggle=files.template.thinking_argument,
+            merge_inline_system=not files.template.takes_inline_system,
         )
-    return Counter(remote=remote, media=rules_for(model_type, processor), notes=tuple(notes))
-
-
-def _read_json(directory: Path | None, name: str) -> dict[str, Any] | None:
-    if directory is None:
-        return None
-    try:
-        value = json.loads((directory / name).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+    found = await calibrate(files.text, files.template, profile_for(engine_version), remote)
+    return Counter(
+        local=found.local,
+        remote=remote,
+        conversion=conversion,
+        media=media,
+        exact=found.exact,
+        notes=(*notes, *found.notes),
+    )

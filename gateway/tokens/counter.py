@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter as Tally
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway.tokens.bound import prompts_bound
@@ -21,7 +23,7 @@ from gateway.tokens.model import Accuracy, Counted, Kind, Method
 from gateway.tokens.request import Request, read
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
 
     from gateway.tokens.anthropic import Conversion
 
@@ -45,11 +47,25 @@ class Unavailable(Exception):
         self.reason = reason
 
 
+Way = Callable[[Request, int], Awaitable[tuple[int, ...]]]
+"""Counts the prompts of a request whose body has so many bytes; raises Unavailable."""
+
+
 class LocalCount(Protocol):
-    """A tokenizer and template in this process."""
+    """A tokenizer and perhaps a template in this process."""
+
+    @property
+    def renders(self) -> bool:
+        """Whether it has a template for chats."""
 
     async def count(self, request: Request, body_bytes: int) -> tuple[int, ...]:
         """Tokens of each prompt without media; Unavailable where it cannot say."""
+
+    async def estimate(self, request: Request, body_bytes: int) -> tuple[int, ...]:
+        """The same where there is no template for chats; Unavailable likewise."""
+
+    def segments(self, request: Request) -> list[tuple[str, int]]:
+        """(text, tokens) of the pieces of the prompts, in order; Unavailable likewise."""
 
 
 class Counter:
@@ -103,8 +119,10 @@ class Counter:
         Raises CountRefused, and nothing else on any input, where the body has no prompt.
         """
         request = read(kind, body, self._conversion)
-        extra, images, media_exact = media_tokens(request, self._media)
         basis, prompts = await self._best(request, body_bytes)
+        in_text = 0 if basis is Method.BOUND else 1
+        extra, media_exact = media_tokens(request, self._media, in_text)
+        images = sum(item.modality == "image" for item in request.media)
         method, raw = basis, sum(prompts)
         if basis is not Method.EXACT:
             prompts = self._corrected(basis, prompts)
@@ -114,6 +132,15 @@ class Counter:
             method = Method.BOUND
         whole = tuple(tokens + extra.get(index, 0) for index, tokens in enumerate(prompts))
         return Counted(whole, method, images, sum(extra.values()), raw, basis)
+
+    def segments(self, kind: Kind, body: Mapping[str, Any]) -> list[tuple[str, int]]:
+        """(text, tokens) of every added token and piece between them, for people who look.
+
+        Blocking. CountRefused as in `count`; Unavailable without a tokenizer or a template.
+        """
+        if self._local is None:
+            raise Unavailable("no_tokenizer")
+        return self._local.segments(read(kind, body, self._conversion))
 
     def observe(self, counted: Counted, prompt_tokens: int) -> int:
         """Take the engine's `usage.prompt_tokens`, summed over the prompts.
@@ -141,21 +168,22 @@ class Counter:
         """The best way that answers, and its numbers before correction and media."""
         if all(isinstance(prompt, int) for prompt in request.prompts) and request.chat is None:
             return Method.EXACT, tuple(int(prompt) for prompt in request.prompts)
-        method = Method.EXACT if self._exact else Method.ESTIMATE
-        try:
-            if self._local is not None:
-                return method, await self._local.count(request, body_bytes)
-        except Unavailable as why:
-            self._fallbacks[why.reason] += 1
-        except Exception:  # noqa: BLE001 - a client gets a number whatever broke in ours
-            self._fallbacks["local_error"] += 1
-        try:
-            if self._remote is not None:
-                return Method.EXACT, await self._ask(self._remote, request, body_bytes)
-        except Unavailable as why:
-            self._fallbacks[why.reason] += 1
-        except Exception:  # noqa: BLE001 - the server's answer may be anything
-            self._fallbacks["remote_error"] += 1
+        local, remote = self._local, self._remote
+        ways: list[tuple[str, Method, Way]] = []
+        if local is not None:
+            believed = Method.EXACT if self._exact else Method.ESTIMATE
+            ways.append(("local", believed, local.count))
+        if remote is not None:
+            ways.append(("remote", Method.EXACT, partial(self._ask, remote)))
+        if local is not None and request.chat is not None and not local.renders:
+            ways.append(("estimate", Method.ESTIMATE, local.estimate))
+        for name, method, way in ways:
+            try:
+                return method, await way(request, body_bytes)
+            except Unavailable as why:
+                self._fallbacks[why.reason] += 1
+            except Exception:  # noqa: BLE001 - a client gets a number whatever breaks in ours
+                self._fallbacks[f"{name}_error"] += 1
         return Method.BOUND, await bounded(request, body_bytes)
 
     async def _ask(
@@ -166,16 +194,14 @@ class Counter:
     ) -> tuple[int, ...]:
         if body_bytes > REMOTE_BYTES:
             raise Unavailable("remote_too_large")
-        if self._remote_slots.locked():
-            raise Unavailable("remote_busy")
-        async with self._remote_slots:
-            try:
-                async with asyncio.timeout(REMOTE_SECONDS):
-                    if request.chat is not None:
-                        return (await remote(tokenize_chat(request.chat)),)
-                    return tuple([await _ask_text(remote, prompt) for prompt in request.prompts])
-            except TimeoutError:
-                raise Unavailable("remote_timeout") from None
+        try:
+            # Waiting for a slot counts too: a burst is worth a moment, a bound is a long guess.
+            async with asyncio.timeout(REMOTE_SECONDS), self._remote_slots:
+                if request.chat is not None:
+                    return (await remote(tokenize_chat(request.chat)),)
+                return tuple([await _ask_text(remote, prompt) for prompt in request.prompts])
+        except TimeoutError:
+            raise Unavailable("remote_timeout") from None
 
     def _corrected(self, basis: Method, prompts: tuple[int, ...]) -> tuple[int, ...]:
         """Each prompt moved by what was learned, but never above what its bytes allow."""

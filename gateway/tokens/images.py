@@ -6,8 +6,8 @@ header of PNG, JPEG, GIF, WebP and BMP, and a few bytes of base64 reach it. The 
 remote URLs itself; the gate never does (a client could aim it at the inside of the network), so
 they cost the model's ceiling. The base64 text itself is never counted as text.
 
-Source of the formula: `smart_resize` in SGLang's multimodal/processors/qwen_vl.py, the same in
-Hugging Face's Qwen2VLImageProcessor, which has the last word on the bounds.
+Source of the formula: `smart_resize` in Hugging Face's Qwen2VLImageProcessor (transformers 5.12.1),
+which SGLang calls; 5,993 sizes give the same number.
 """
 
 # ruff: noqa: PLR2004 - the numbers are the formats' own offsets, lengths and markers
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from gateway.tokens.request import Media, Request
 
+_MARKERS: Final = 2  # around an image: <|vision_start|> and <|vision_end|>, or the like
 _RATIO: Final = 200  # longer images are refused by the processor
 
 # Base64 characters looked at, step by step: most headers are in the first 48; a JPEG with an EXIF
@@ -88,16 +89,23 @@ def rules_for(model_type: str | None, processor: Mapping[str, Any] | None = None
     return MediaRules(factor=factor, min_pixels=int(smallest), max_pixels=int(largest))
 
 
-def media_tokens(request: Request, rules: MediaRules) -> tuple[dict[int, int], int, bool]:
-    """(tokens by prompt beyond their placeholders, images, whether all of them are exact)."""
+def media_tokens(
+    request: Request, rules: MediaRules, placeholder: int
+) -> tuple[dict[int, int], bool]:
+    """(tokens of media by prompt, whether all of them are exact).
+
+    `placeholder` is how many tokens of each the count of the text already has: the engine replaces
+    a placeholder by what the media become. Zero where the text was bounded without media; then two
+    are added for the markers around them.
+    """
     extra: dict[int, int] = {}
-    images, exact = 0, True
+    exact = True
     for item in request.media:
         tokens, sure = _tokens_of(item, rules)
+        tokens += -placeholder if sure and placeholder else _MARKERS
         extra[item.prompt] = extra.get(item.prompt, 0) + tokens
         exact = exact and sure
-        images += item.modality == "image"
-    return extra, images, exact
+    return extra, exact
 
 
 def _tokens_of(item: Media, rules: MediaRules) -> tuple[int, bool]:
@@ -123,8 +131,8 @@ def image_tokens(width: int, height: int, rules: MediaRules) -> int | None:
     factor = rules.factor
     if factor is None or min(width, height) < 1 or max(width, height) / min(width, height) > _RATIO:
         return None
-    rows = max(1, round(height / factor))
-    columns = max(1, round(width / factor))
+    rows = round(height / factor)  # may be none: a sliver is then scaled up by the minimum
+    columns = round(width / factor)
     pixels = rows * columns * factor * factor
     if pixels > rules.max_pixels:
         scale = math.sqrt(height * width / rules.max_pixels)

@@ -38,6 +38,9 @@ LONGEST_RUN: Final = 1 << 16
 
 _CHUNK: Final = 1 << 16  # characters a step: 256 KiB of UTF-32, so memory stays flat on any input
 
+# Code points above have neither combining classes (but for selectors, class 0) nor decompositions.
+_END: Final = 0x30000
+
 _HANGUL: Final = range(0xAC00, 0xD7A4)
 _SURROGATES: Final = range(0xD800, 0xE000)
 # Jamo vowels and trailing consonants compose with what is before them by arithmetic, so they are
@@ -54,7 +57,7 @@ def _table() -> npt.NDArray[np.bool_]:
     """Per code point: whether NFC may change it or what is before it."""
     table = np.zeros(sys.maxunicode + 1, np.bool_)
     composing: set[int] = set(_JAMO)
-    for code in range(sys.maxunicode + 1):
+    for code in range(0x80, _END):
         if code in _SURROGATES or code in _HANGUL:
             continue
         char = chr(code)
@@ -74,7 +77,7 @@ def _growth() -> npt.NDArray[np.uint8]:
     """Per code point: UTF-8 bytes of its NFD (Hangul: of itself)."""
     codes = np.arange(sys.maxunicode + 1)
     size = (1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)).astype(np.uint8)
-    for code in range(0xC0, sys.maxunicode + 1):
+    for code in range(0xC0, _END):
         if code not in _HANGUL and unicodedata.decomposition(chr(code)):
             size[code] = max(size[code], len(unicodedata.normalize("NFD", chr(code)).encode()))
     return size
@@ -83,8 +86,9 @@ def _growth() -> npt.NDArray[np.uint8]:
 @cache
 def _class() -> npt.NDArray[np.uint8]:
     """Per code point: its canonical combining class."""
-    codes = range(sys.maxunicode + 1)
-    return np.fromiter((unicodedata.combining(chr(code)) for code in codes), np.uint8, len(codes))
+    classes = np.zeros(sys.maxunicode + 1, np.uint8)
+    classes[:_END] = [unicodedata.combining(chr(code)) for code in range(_END)]
+    return classes
 
 
 # Marks that decompose into marks: taken apart before sorting, as NFD would.
@@ -99,7 +103,7 @@ def _split_marks() -> dict[int, str]:
 
 
 def warm() -> None:
-    """Build the tables: about a second, once a process, better at start than in a request."""
+    """Build the tables: 0.2 s, once a process, better at start than in a request."""
     _table(), _growth(), _class(), _split_marks()
 
 

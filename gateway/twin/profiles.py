@@ -144,6 +144,23 @@ A100_8B = Profile(
     max_running=256,
 )
 
+A10_8B = Profile(
+    name="a10-8b",
+    model="Llama-3.1-8B-Instruct",
+    pool=32_768,  # what 24 GB leave beside 16 GB of weights: 4 GiB of bf16 KV
+    context=8192,
+    speed=Speed(
+        weights=16e9,
+        bandwidth=0.83 * 600e9,  # A10 data sheet
+        cell=131_072,
+        flops=0.56 * 125e12,  # data sheet, bf16 dense
+        per_token=16e9,
+        attention=4 * 4096 * 32,
+    ),
+    chunk=2048,
+    max_running=256,
+)
+
 TINY_CPU = Profile(
     name="tiny-cpu",
     model="tiny",
@@ -167,7 +184,7 @@ TINY_CPU = Profile(
 
 PROFILES = {
     profile.name: profile
-    for profile in (RTX3090_GPU0, RTX3090_GPU1, RTX3090_95, L20X4, A100_8B, TINY_CPU)
+    for profile in (RTX3090_GPU0, RTX3090_GPU1, RTX3090_95, L20X4, A100_8B, A10_8B, TINY_CPU)
 }
 
 

@@ -6,6 +6,7 @@ resizes and time, in any order. After every step the books must add up.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -314,14 +315,26 @@ class Lives(RuleBasedStateMachine):
         assert all(n == 1 for n in self.ends.values()), "a request did not end"
 
 
+def lives(count: int) -> settings:
+    """Settings for so many lives of up to 50 steps."""
+    return settings(
+        max_examples=count,
+        stateful_step_count=50,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 TestLives = Lives.TestCase
-# 400 lives of up to 50 steps in make test; the slow suite runs the 10,000 of the promise.
-TestLives.settings = settings(
-    max_examples=300,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestLives.settings = lives(300)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+class TestTenThousandLives(Lives.TestCase):
+    """The promise, at full length: minutes."""
+
+    settings = lives(10_000)
 
 
 def test_caps_and_ledger_agree_on_what_fits() -> None:

@@ -6,14 +6,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
 
 from tests.edge.rig import running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    import asyncio
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
     from tests.edge.rig import Rig
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that `kvgate serve` runs on: its timers and transports differ from the stock one's."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Fixtures: one shared engine, engines of one's own, the gate before them, and the report."""
+"""Fixtures: one shared engine, the gate before it, and the report of what was measured."""
 
 from __future__ import annotations
 
@@ -39,16 +39,9 @@ def installed() -> None:
 
 @pytest.fixture(scope="session")
 def engine(installed: None) -> Iterator[Engine]:
-    """The shared server; a test that changes it takes `make_engine`."""
+    """The shared server; a test that leaves it changed is marked `changes_engine`."""
     with Engine.start(pool=POOL) as running:
         yield running
-
-
-@pytest.fixture
-def make_engine(installed: None) -> Iterator[Callable[..., Engine]]:
-    """`Engine.start` for servers with other arguments, stopped after the test."""
-    with ExitStack() as started:
-        yield lambda *args, **kwargs: started.enter_context(Engine.start(*args, **kwargs))
 
 
 @pytest.fixture
@@ -63,15 +56,16 @@ def make_gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         yield make
 
 
-@pytest.fixture
-def gate(engine: Engine, make_gate: Callable[..., Gate]) -> Gate:
+@pytest.fixture(scope="module")
+def gate(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     """`kvgate serve --backend URL`, nothing else said, before the shared engine."""
-    return make_gate(engine)
+    with Gate(engine.url, tmp_path_factory.mktemp("gate")) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
 def _quiet(request: pytest.FixtureRequest) -> None:
-    """Let the shared engine come to rest before a test measures it."""
+    """Let the shared engine and gate come to rest before a test measures them."""
     if "engine" not in request.fixturenames:
         return
     engine: Engine = request.getfixturevalue("engine")
@@ -79,6 +73,25 @@ def _quiet(request: pytest.FixtureRequest) -> None:
     while (load := engine.loads())["num_running_reqs"] or load["num_waiting_reqs"]:
         assert time.monotonic() < deadline, f"an earlier test left work in the engine: {load}"
         time.sleep(0.05)
+    if "gate" in request.fixturenames:
+        gate: Gate = request.getfixturevalue("gate")
+        while held := gate.reserved():
+            assert time.monotonic() < deadline, f"an earlier test left {held} tokens reserved"
+            time.sleep(0.05)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run those that leave the shared engine with another pool last, whatever the shuffle said.
+
+    A server of their own would cost each of them a start: 20 to 40 s.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("changes_engine") is not None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "changes_engine: leaves the shared engine changed; runs last"
+    )
 
 
 @pytest.fixture

@@ -7,9 +7,11 @@ without any guess about ids, clocks or how tokens fell into chunks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import io
 import re
+import threading
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -23,47 +25,60 @@ class Exchange:
 
 
 class Tap:
-    """Listens on `url`, relays to a port of 127.0.0.1; an async context manager."""
+    """Listens on `url`, relays to a port of 127.0.0.1; a context manager.
+
+    It has a thread and a loop of its own: it must work while tests start and stop the gate.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tap", daemon=True)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self.exchanges: list[Exchange] = []
+        self._exchanges: list[Exchange] = []
         self.url = ""
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def answers_to(self, path: str) -> list[bytes]:
+        """The decoded bodies of the answers to POSTs of `path`; per connection, in order."""
+        return [
+            body
+            for exchange in self._exchanges
+            for asked, body in zip(
+                _requests(exchange.sent), _bodies(exchange.received), strict=False
+            )
+            if asked == f"POST {path}"
+        ]
+
+    async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        return self
 
-    async def __aexit__(self, *_exc: object) -> None:
+    async def _close(self) -> None:
         assert self._server is not None
         self._server.close()
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    def answer_to(self, path: str) -> bytes:
-        """The decoded body of the one answer to a POST of `path`."""
-        bodies = [
-            body
-            for exchange in self.exchanges
-            for asked, body in zip(
-                _requests(exchange.sent), _bodies(exchange.received), strict=False
-            )
-            if asked == f"POST {path}"
-        ]
-        (only,) = bodies
-        return only
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
         exchange = Exchange()
-        self.exchanges.append(exchange)
+        self._exchanges.append(exchange)
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             await asyncio.gather(
@@ -94,13 +109,14 @@ def _requests(sent: bytes | bytearray) -> list[str]:
 
 
 def _bodies(received: bytes | bytearray) -> list[bytes]:
-    """The body of each answer received over a connection, in order."""
+    """The body of each whole answer received over a connection, in order."""
     stream = io.BytesIO(bytes(received))
-    bodies = []
-    while stream.tell() < len(received):
-        response = http.client.HTTPResponse(_Replay(stream))  # type: ignore[arg-type]
-        response.begin()
-        bodies.append(response.read())
+    bodies: list[bytes] = []
+    with contextlib.suppress(http.client.HTTPException):  # the last one may be on its way yet
+        while stream.tell() < len(received):
+            response = http.client.HTTPResponse(_Replay(stream))  # type: ignore[arg-type]
+            response.begin()
+            bodies.append(response.read())
     return bodies
 
 

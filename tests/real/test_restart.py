@@ -6,32 +6,31 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
+from tests.real.conftest import POOL
 from tests.real.load import chat_body, chats, streaming, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.real.conftest import Note
     from tests.real.engine import Engine
     from tests.real.gateproc import Gate
 
-BEFORE, AFTER = 2048, 1024
+BEFORE, AFTER = POOL, POOL // 2
 
 # From the moment the new server answers, until the gate has read its pool and admits again.
 KNOWN_WITHIN_S = 15.0
 
 
-async def test_a_crash_and_a_smaller_pool(
-    make_engine: Callable[..., Engine], make_gate: Callable[..., Gate], report: Note
-) -> None:
-    engine = await asyncio.to_thread(make_engine, pool=BEFORE)
-    gate = make_gate(engine)
-
+@pytest.mark.changes_engine
+async def test_a_crash_and_a_smaller_pool(engine: Engine, gate: Gate, report: Note) -> None:
     def pool_limit() -> int:
         (backend,) = gate.status()["backends"]
         return int(backend["ledgers"]["kv"]["limit"])
 
     assert BEFORE * 0.9 < pool_limit() <= BEFORE
+
+    retracted = engine.retractions()
 
     # Two in flight when it dies: one whose stream is cut, one of which nothing was sent yet.
     cut = streaming(chat_body(560, seed=1, max_tokens=700))
@@ -66,7 +65,7 @@ async def test_a_crash_and_a_smaller_pool(
     assert refused.status == 400
     assert refused.error is not None
     assert refused.error["code"] == "context_length_exceeded"
-    assert engine.retractions() == 0
+    assert engine.retractions() == retracted
     assert not any(gate.ledgers().values())
     report(
         f"scheduler killed: both clients told after {noticed_s:.1f} s; "

@@ -1,0 +1,40 @@
+"""`kvgate twin`: a model of an SGLang server with its HTTP face, to try things on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from gateway.twin.profiles import PROFILES
+from gateway.twin.server import TwinServer
+
+
+def run(argv: list[str]) -> int:
+    """Serve until interrupted; prints one line when ready."""
+    p = argparse.ArgumentParser(prog="kvgate twin", description=__doc__)
+    p.add_argument("--profile", choices=sorted(PROFILES), default=next(iter(PROFILES)))
+    p.add_argument("--host", default="127.0.0.1")
+    p.add_argument("--port", type=int, default=30000)
+    p.add_argument("--version", default="0.5.17", help="the SGLang version to behave like")
+    p.add_argument("--speed", type=float, default=1.0, help="how much faster time runs")
+    args = p.parse_args(argv)
+
+    async def serve() -> None:
+        server = TwinServer(
+            PROFILES[args.profile],
+            version=args.version,
+            host=args.host,
+            port=args.port,
+            speed=args.speed,
+        )
+        async with server:
+            print(f"kvgate twin ready on {server.url}", flush=True)  # noqa: T201
+            await asyncio.Event().wait()
+
+    try:
+        asyncio.run(serve())
+    except (OSError, ValueError) as error:
+        print(f"kvgate twin: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0

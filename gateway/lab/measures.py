@@ -1,0 +1,122 @@
+"""From a run to numbers. Definitions:
+
+- *good*: served with TTFT and TPOT within the objectives. `goodput_rps` is good requests per second
+  of the measured part, `goodput_share` is good over offered.
+- The measured part leaves out the first WARM of the run, while the pool fills and windows are
+  empty, and the arrivals so late that they could hardly have been served before it ended.
+- `jain` is Jain's index over the clients' served token cost relative to what they asked for, where
+  more than one client asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gateway.lab.flights import Fate, Flight
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.lab.simulate import Run
+
+WARM = 0.15  # share of the run that is not measured at its start
+TAIL = 0.1  # share that is not measured at its end, besides the TTFT objective
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What counts as good, seconds."""
+
+    ttft: float = 5.0
+    tpot: float = 0.1
+
+    def met(self, flight: Flight) -> bool:
+        """Was `flight` served in time?"""
+        ttft, tpot = flight.ttft, flight.tpot
+        if flight.fate is not Fate.SERVED or ttft is None or tpot is None:
+            return False
+        return ttft <= self.ttft and tpot <= self.tpot
+
+
+def span(run: Run, objectives: Objectives) -> tuple[float, float]:
+    """The measured part, seconds from the start."""
+    return WARM * run.seconds, (1 - TAIL) * run.seconds - objectives.ttft
+
+
+def measured(run: Run, objectives: Objectives) -> list[Flight]:
+    """The flights that count."""
+    start, stop = span(run, objectives)
+    return [flight for flight in run.flights if start <= flight.arrival.at <= stop]
+
+
+def measure(run: Run, objectives: Objectives) -> dict[str, float]:
+    """Every metric of one run. Raises ValueError for a run too short to measure anything."""
+    flights = measured(run, objectives)
+    start, stop = span(run, objectives)
+    seconds = stop - start
+    if seconds <= 0:
+        message = (
+            f"a run of {run.seconds:g} s has no measured part with a TTFT objective of "
+            f"{objectives.ttft:g} s; it takes more than {objectives.ttft / (1 - WARM - TAIL):g} s"
+        )
+        raise ValueError(message)
+    good = sum(objectives.met(flight) for flight in flights)
+    offered = max(1, len(flights))
+    values = {
+        "goodput_rps": good / seconds,
+        "goodput_share": good / offered,
+        "served_rps": _count(flights, Fate.SERVED) / seconds,
+        "kv_utilisation": run.used_share,
+        "retractions_per_1000": 1000 * run.retractions / max(1, len(run.flights)),
+        "crashes": float(run.crashes),
+        "lost": float(_count(run.flights, Fate.LOST)),
+        "refused_share": _count(flights, Fate.REFUSED) / offered,
+        "ttft_p50": ttft_quantile(flights, 0.5, run.seconds),
+        "ttft_p99": ttft_quantile(flights, 0.99, run.seconds),
+        "wasted_prefill_share": _wasted(run),
+    }
+    if (index := jain(flights)) is not None:
+        values["jain"] = index
+    return values
+
+
+def ttft_quantile(flights: Sequence[Flight], level: float, seconds: float) -> float:
+    """A quantile of the TTFT of what was not refused, in a run of `seconds`.
+
+    A request that never saw a token counts with the time it waited, a lower bound.
+    """
+    waits = [
+        (flight.ended or seconds) - flight.arrival.at if flight.ttft is None else flight.ttft
+        for flight in flights
+        if flight.fate is not Fate.REFUSED
+    ]
+    return float(np.quantile(np.array(waits), level)) if waits else 0.0
+
+
+def jain(flights: Sequence[Flight]) -> float | None:
+    """Jain's index of served over asked, by client: 1 is even, 1/n is one client having it all.
+    None where there is only one client, or nobody was served."""
+    asked: dict[str, float] = {}
+    served: dict[str, float] = {}
+    for flight in flights:
+        client, arrival = flight.arrival.client, flight.arrival
+        asked[client] = asked.get(client, 0.0) + arrival.prompt + 2 * arrival.output
+        if flight.fate is Fate.SERVED:
+            served[client] = served.get(client, 0.0) + arrival.prompt + 2 * flight.out
+    shares = np.array([served.get(client, 0.0) / asked[client] for client in asked])
+    if len(shares) < 2 or not shares.any():  # noqa: PLR2004 - fairness needs two
+        return None
+    return float(shares.sum() ** 2 / (len(shares) * (shares**2).sum()))
+
+
+def _count(flights: Sequence[Flight], fate: Fate) -> int:
+    return sum(flight.fate is fate for flight in flights)
+
+
+def _wasted(run: Run) -> float:
+    computed = sum(each.prefill_tokens for each in run.counters)
+    asked = sum(each.prompt_tokens - each.cached_tokens for each in run.counters)
+    return max(0.0, computed / asked - 1) if asked else 0.0

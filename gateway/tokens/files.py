@@ -1,0 +1,108 @@
+"""Reads a tokenizer directory: vocabulary, settings, chat template. Blocking; meant for a thread."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from gateway.tokens.encoder import TextCounter, load_text_counter
+from gateway.tokens.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a directory held. `notes` says in words what was missing or is not exact."""
+
+    text: TextCounter | None
+    template: ChatTemplate | None
+    processor: Mapping[str, Any] | None
+    notes: tuple[str, ...]
+
+
+def read_files(directory: Path, chat_template: str | None = None) -> Files:
+    """Everything that counting needs from `directory`; what cannot be read becomes a note.
+
+    `chat_template` is the server's --chat-template argument: a .jinja file that replaces the
+    model's own, or the name of one of SGLang's built-in conversations, which are not Jinja.
+    """
+    notes: list[str] = []
+    config = read_json(directory / "tokenizer_config.json") or {}
+    text = None
+    try:
+        content = (directory / "tokenizer.json").read_bytes()
+        text, reason = load_text_counter(content, config)
+        if reason is not None:
+            notes.append(f"Counting with `tokenizers`, not tiktoken: {reason}.")
+    except OSError as error:
+        notes.append(f"tokenizer.json in {directory} cannot be read: {error.strerror}.")
+    except Exception as error:  # noqa: BLE001 - whatever the file holds, the gate starts
+        notes.append(f"tokenizer.json in {directory} cannot be used: {type(error).__name__}.")
+    template = None
+    source = _template_source(directory, config, chat_template, notes)
+    if source is not None:
+        try:
+            template = ChatTemplate(source, special_tokens(config))
+        except jinja2.TemplateError as error:
+            notes.append(f"The chat template does not compile: {error.message}.")
+    processor = read_json(directory / "preprocessor_config.json")
+    return Files(text, template, processor, tuple(notes))
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, object]:
+    """The names by which a template may use special tokens, with their text."""
+    found: dict[str, object] = {}
+    for name, value in config.items():
+        if name.endswith("_token") and (text := _content(value)) is not None:
+            found[name] = text
+    extra = config.get("additional_special_tokens")
+    if isinstance(extra, list):
+        found["additional_special_tokens"] = [_content(token) for token in extra]
+    return found
+
+
+def _content(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _template_source(
+    directory: Path, config: Mapping[str, Any], chat_template: str | None, notes: list[str]
+) -> str | None:
+    """The template in force: the server's argument, else a file of its own, else the settings."""
+    if chat_template is not None:
+        path = directory / chat_template  # an absolute path stays itself
+        if path.suffix == ".jinja" and path.is_file():
+            # The engine unescapes line ends of such a file (template_manager.py).
+            return path.read_text().strip("\n").replace("\\n", "\n")
+        notes.append("The server's --chat-template is not a .jinja file here: chats are estimated.")
+        return None
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    holder = read_json(directory / "chat_template.json") or config
+    source = holder.get("chat_template")
+    if isinstance(source, list):  # named templates: [{"name": ..., "template": ...}]
+        source = {entry.get("name"): entry.get("template") for entry in source}
+    if isinstance(source, dict):
+        source = next(iter(source.values()), None)  # the engine takes the first
+    if not isinstance(source, str):
+        notes.append(f"No chat template in {directory}: chats are estimated.")
+        return None
+    return source
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in `path`; None where there is none to read."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,153 @@
+"""Counts with the model's own files in this process: render, cut, look up, encode.
+
+A small body is counted where it arrives; a larger one in one of two threads, because the encoders
+release the GIL and the event loop has other clients. Waiting bytes and time are bounded; past
+either bound, and for texts that no context could hold, the caller falls back to the byte bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.tokens.bound import prompts_bound
+from gateway.tokens.counter import Unavailable
+from gateway.tokens.encoder import Unencodable
+from gateway.tokens.profile import NotPrepared, Prepared, Profile, flattened, prepare
+from gateway.tokens.template import RenderError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gateway.tokens.encoder import TextCounter
+    from gateway.tokens.request import Request
+    from gateway.tokens.template import ChatTemplate
+
+INLINE_BYTES: Final = 16 << 10
+"""Bodies up to this are counted on the loop: about 1 ms, as much as a thread's hand-over costs."""
+THREADS: Final = 2
+"""One giant in one of them must not hold up everybody else."""
+QUEUED_BYTES: Final = 256 << 20
+"""Bodies in the threads and before them; they are in memory anyway, this bounds the wait."""
+SECONDS: Final = 10.0
+"""After that the byte bound answers. The slowest text known, 8 MB of newlines, takes 7 s."""
+LONGEST_TEXT: Final = 16 << 20
+"""Characters above which nothing is encoded: no context holds a sixteenth of that in tokens."""
+
+
+class LocalCounter:
+    """Text counter and template of one model, as one engine version uses them."""
+
+    def __init__(self, text: TextCounter, template: ChatTemplate | None, profile: Profile) -> None:
+        self._text = text
+        self._template = template
+        self._profile = profile
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="count")
+        self._queued = 0
+
+    @property
+    def renders(self) -> bool:
+        """Whether there is a template, so that chats can be counted and not only estimated."""
+        return self._template is not None
+
+    async def count(self, request: Request, body_bytes: int) -> tuple[int, ...]:
+        """Tokens of each prompt, placeholders of media included; Unavailable where it cannot say."""
+        return await self._run(self.count_now, request, body_bytes)
+
+    async def estimate(self, request: Request, body_bytes: int) -> tuple[int, ...]:
+        """The same without a template: the texts' tokens and an allowance for what is around."""
+        return await self._run(self.estimate_now, request, body_bytes)
+
+    async def _run(
+        self, work: Callable[[Request], tuple[int, ...]], request: Request, body_bytes: int
+    ) -> tuple[int, ...]:
+        """`work` on the loop or in a thread, by size and within the bounds."""
+        if body_bytes <= INLINE_BYTES:
+            return work(request)
+        if self._queued + body_bytes > QUEUED_BYTES:
+            raise Unavailable("queue_full")
+        self._queued += body_bytes
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self._threads, work, request)
+        running.add_done_callback(lambda done: self._finished(done, body_bytes))
+        try:
+            async with asyncio.timeout(SECONDS):
+                # Shielded: a thread cannot be stopped, and its bytes count until it ends.
+                return await asyncio.shield(running)
+        except TimeoutError:
+            raise Unavailable("timeout") from None
+
+    def _finished(self, work: asyncio.Future[tuple[int, ...]], body_bytes: int) -> None:
+        self._queued -= body_bytes
+        if not work.cancelled():
+            work.exception()  # seen, even where nobody waits for it any more
+
+    def close(self) -> None:
+        """Let the threads end after what they are at."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def count_now(self, request: Request) -> tuple[int, ...]:
+        """The same, in the calling thread and without bounds on the wait."""
+        try:
+            if request.chat is not None:
+                text, continued = self.rendered(request.chat)
+                extra = self._count(continued) if continued else 0
+                return (self._count(text) + extra,)
+            return tuple(
+                prompt if isinstance(prompt, int) else self._text.prefix + self._count(prompt)
+                for prompt in request.prompts
+            )
+        except Unencodable:
+            raise Unavailable("unencodable") from None
+
+    def estimate_now(self, request: Request) -> tuple[int, ...]:
+        """The estimate, in the calling thread."""
+        try:
+            return prompts_bound(request, self._count)
+        except Unencodable:
+            raise Unavailable("unencodable") from None
+
+    def _count(self, text: str) -> int:
+        if len(text) > LONGEST_TEXT:
+            raise Unavailable("too_long")
+        return self._text.count(text)
+
+    def segments(self, request: Request) -> list[tuple[str, int]]:
+        """(text, tokens) of every added token and every piece between them, in order.
+
+        Token ids have no text; special tokens put around plain text appear as an empty one.
+        """
+        found: list[tuple[str, int]] = []
+        if request.chat is not None:
+            for text in self.rendered(request.chat):
+                found += self._text.segments(text) if text else []
+            return found
+        for prompt in request.prompts:
+            if isinstance(prompt, int):
+                found.append(("", prompt))
+                continue
+            found += [("", self._text.prefix)] if self._text.prefix else []
+            found += self._text.segments(prompt)
+        return found
+
+    def rendered(self, chat: Mapping[str, Any]) -> tuple[str, str | None]:
+        """(the prompt that the template makes of `chat`, text appended to it); Unavailable."""
+        if self._template is None:
+            raise Unavailable("no_template")
+        try:
+            prepared = prepare(chat, self._profile, self._template.content_format)
+            return self._render(self._template, prepared), prepared.continued
+        except NotPrepared as why:
+            raise Unavailable(str(why)) from None
+        except RenderError:
+            raise Unavailable("template_error") from None
+
+    def _render(self, template: ChatTemplate, prepared: Prepared) -> str:
+        try:
+            return template.render(prepared.messages, prepared.tools, prepared.arguments)
+        except RenderError:
+            tools = flattened(prepared.tools, self._profile.tools)
+            if tools is None:
+                raise
+            return template.render(prepared.messages, tools, prepared.arguments)

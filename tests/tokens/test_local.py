@@ -1,0 +1,282 @@
+"""Counting with a model's files: whole bodies, off the loop, within bounds; calibration; loading."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from gateway.tokens import Kind, Method, build_counter, find_tokenizer
+from gateway.tokens import local as module
+from gateway.tokens.calibrate import CHATS
+from gateway.tokens.counter import Counter
+from gateway.tokens.encoder import load_text_counter
+from gateway.tokens.files import read_files
+from gateway.tokens.local import LocalCounter
+from gateway.tokens.profile import PROFILES, profile_for
+from gateway.tokens.request import Request
+from tests.tokens.conftest import train, with_start_token, write_model
+
+LARGE = module.INLINE_BYTES + 1
+CHAT = {"messages": [{"role": "user", "content": "naïve 词表 <|im_end|> isn't"}]}
+
+
+@pytest.fixture
+async def counter(model_dir):
+    return await build_counter(tokenizer_dir=model_dir, engine_version="0.5.17", remote=None)
+
+
+async def test_chats_count_as_their_rendering(counter, hf_count):
+    text = "<|im_start|>user\nnaïve 词表 <|im_end|> isn't<|im_end|>\n<|im_start|>assistant\n"
+    for size in (100, LARGE):
+        counted = await counter.count(Kind.CHAT, CHAT, size)
+        assert (counted.total, counted.method) == (hf_count(text), Method.EXACT)
+    continued = {
+        "messages": [*CHAT["messages"], {"role": "assistant", "content": "It is"}],
+        "continue_final_message": True,
+    }
+    counted = await counter.count(Kind.CHAT, continued, 100)
+    assert counted.total == hf_count(text) + hf_count("It is")
+
+
+async def test_texts_and_lists(counter, hf_count):
+    one, two = "The quick", "词表 brown"
+    counted = await counter.count(Kind.COMPLETION, {"prompt": [one, two]}, 100)
+    assert counted.prompts == (hf_count(one), hf_count(two))
+    counted = await counter.count(Kind.GENERATE, {"text": one}, 100)
+    assert (counted.prompts, counted.method) == ((hf_count(one),), Method.EXACT)
+    assert sum(n for _, n in counter.segments(Kind.GENERATE, {"text": one})) == hf_count(one)
+
+
+async def test_anthropic_and_openai_bodies_of_one_chat_count_alike(counter):
+    openai = {"messages": [{"role": "system", "content": "s"}, *CHAT["messages"]]}
+    anthropic = {"system": "s", **CHAT, "max_tokens": 5}
+    ours = await counter.count(Kind.MESSAGES, anthropic, 100)
+    assert ours == await counter.count(Kind.CHAT, openai, 100)
+
+
+async def test_plain_text_gets_the_model_s_start_token(tmp_path):
+    directory = write_model(tmp_path, with_start_token(train()))
+    counter = await build_counter(tokenizer_dir=directory, engine_version=None, remote=None)
+    text = await counter.count(Kind.GENERATE, {"text": "fox"}, 10)
+    reference = with_start_token(train())
+    assert (
+        text.total
+        == len(reference.encode("fox"))
+        == len(reference.encode("fox", add_special_tokens=False)) + 1
+    )
+
+
+async def test_a_refused_rendering_leaves_the_bound(tmp_path, qwen_like):
+    directory = write_model(tmp_path, qwen_like, "{{ raise_exception('no') }}")
+    counter = await build_counter(tokenizer_dir=directory, engine_version=None, remote=None)
+    counted = await counter.count(Kind.CHAT, CHAT, 100)
+    assert counted.method is Method.BOUND
+    assert counter.fallbacks == {"template_error": 1}
+
+
+async def test_tools_are_tried_the_other_way_as_the_engine_does(tmp_path, qwen_like):
+    template = "{% for t in tools %}{{ t.name + '' }}{% endfor %}{{ messages[0].content }}"
+    directory = write_model(tmp_path, qwen_like, template)
+    counter = await build_counter(tokenizer_dir=directory, engine_version="0.5.17", remote=None)
+    body = {**CHAT, "tools": [{"type": "function", "function": {"name": "weather"}}]}
+    rendered = "weather" + CHAT["messages"][0]["content"]
+    counted = await counter.count(Kind.CHAT, body, 100)
+    assert counted.total == len(qwen_like.encode(rendered, add_special_tokens=False))
+
+
+async def test_without_a_template_chats_are_estimated_above_their_texts(
+    tmp_path, qwen_like, hf_count
+):
+    directory = write_model(tmp_path, qwen_like)
+    (directory / "tokenizer_config.json").write_text("{}")
+    counter = await build_counter(tokenizer_dir=directory, engine_version=None, remote=None)
+    assert "chats are estimated" in counter.notes[0]
+    counted = await counter.count(Kind.CHAT, CHAT, 100)
+    assert counted.method is Method.ESTIMATE
+    own = hf_count(CHAT["messages"][0]["content"])
+    assert own < counted.total < own + 600
+
+
+class Blocked:
+    """A text counter that works until it is let go."""
+
+    prefix = 0
+
+    def __init__(self):
+        self.begun, self.go = threading.Semaphore(0), threading.Event()
+        self.threads = set()
+
+    def count(self, text):
+        self.threads.add(threading.current_thread().name)
+        self.begun.release()
+        assert self.go.wait(30)
+        return 1
+
+
+async def test_large_bodies_leave_the_loop_and_waiting_is_bounded(monkeypatch):
+    blocked = Blocked()
+    local = LocalCounter(blocked, None, profile_for(None))
+    counter = Counter(local=local)
+    body = {"prompt": "x" * 99}
+    size = module.QUEUED_BYTES // 4
+    running = [asyncio.ensure_future(counter.count(Kind.COMPLETION, body, size)) for _ in range(4)]
+    await asyncio.to_thread(blocked.begun.acquire)
+    await asyncio.to_thread(blocked.begun.acquire)
+    refused = await counter.count(Kind.COMPLETION, body, size)
+    assert refused.method is Method.BOUND
+    assert not blocked.begun.acquire(blocking=False)  # two threads, no more
+    blocked.go.set()
+    assert [counted.total for counted in await asyncio.gather(*running)] == [1] * 4
+    assert all(name.startswith("count") for name in blocked.threads)
+    assert counter.fallbacks == {"queue_full": 1}
+    again = await counter.count(Kind.COMPLETION, body, size)
+    assert (again.total, again.method) == (1, Method.EXACT)
+    local.close()
+
+
+async def test_time_is_bounded_and_the_bytes_stay_counted_until_the_thread_ends(monkeypatch):
+    monkeypatch.setattr(module, "SECONDS", 0.01)
+    blocked = Blocked()
+    local = LocalCounter(blocked, None, profile_for(None))
+    counter = Counter(local=local)
+    counted = await counter.count(Kind.COMPLETION, {"prompt": "hello"}, LARGE)
+    assert (counted.method, counted.total) == (Method.BOUND, 7)
+    assert counter.fallbacks == {"timeout": 1}
+    assert local._queued == LARGE
+    blocked.go.set()
+    while local._queued:
+        await asyncio.sleep(0)
+    local.close()
+
+
+async def test_a_text_no_context_could_hold_is_not_encoded(counter, monkeypatch):
+    monkeypatch.setattr(module, "LONGEST_TEXT", 100)
+    counted = await counter.count(Kind.COMPLETION, {"prompt": "x" * 101}, 101)
+    assert (counted.method, counter.fallbacks) == (Method.BOUND, {"too_long": 1})
+
+
+def server_of(model_dir, profile, *, offset=0, takes_chats=True):
+    """A /v1/tokenize that counts with the same files as another SGLang would."""
+    files = read_files(model_dir)
+    files.text.prefix = 0
+    local = LocalCounter(files.text, files.template, profile)
+
+    async def tokenize(body):
+        if "prompt" in body:
+            return local.count_now(Request(prompts=(body["prompt"],)))[0] + offset
+        if not takes_chats:
+            raise ValueError("422")
+        return local.count_now(Request(chat=body))[0]
+
+    return tokenize
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+async def test_calibration_finds_the_version_that_is_served(model_dir, profile):
+    counter = await build_counter(
+        tokenizer_dir=model_dir, engine_version="0.5.17", remote=server_of(model_dir, profile)
+    )
+    files = read_files(model_dir)
+    expected = LocalCounter(files.text, files.template, profile)
+    for chat in CHATS:
+        counted = await counter.count(Kind.CHAT, chat, 100)
+        assert counted.method is Method.EXACT
+        assert counted.prompts == expected.count_now(Request(chat=chat))
+
+
+async def test_calibration_takes_over_the_start_token(model_dir):
+    remote = server_of(model_dir, profile_for("0.5.17"), offset=1)
+    counter = await build_counter(tokenizer_dir=model_dir, engine_version="0.5.17", remote=remote)
+    plain = await build_counter(tokenizer_dir=model_dir, engine_version="0.5.17", remote=None)
+    body = {"prompt": "The quick"}
+    with_start = await counter.count(Kind.COMPLETION, body, 10)
+    assert with_start.total == (await plain.count(Kind.COMPLETION, body, 10)).total + 1
+    assert with_start.method is Method.EXACT
+
+
+async def test_another_tokenizer_makes_an_estimate_and_is_said(model_dir, tmp_path):
+    other = write_model(tmp_path, train((r"\p{L}+|[^\p{L}]",)))
+    counter = await build_counter(
+        tokenizer_dir=model_dir,
+        engine_version="0.5.17",
+        remote=server_of(other, profile_for("0.5.17")),
+    )
+    counted = await counter.count(Kind.CHAT, CHAT, 100)
+    assert counted.method is Method.ESTIMATE
+    assert any("tokenizer differs" in note for note in counter.notes)
+
+
+async def test_a_server_without_chats_or_answers_leaves_what_the_files_say(model_dir):
+    async def silent(body):
+        raise OSError("refused")
+
+    old = server_of(model_dir, profile_for("0.5.6"), takes_chats=False)
+    for remote, said in ((old, "takes no chats"), (silent, "did not answer")):
+        counter = await build_counter(
+            tokenizer_dir=model_dir, engine_version="0.5.6", remote=remote
+        )
+        assert any(said in note for note in counter.notes)
+        assert (await counter.count(Kind.CHAT, CHAT, 100)).method is Method.EXACT
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{", b"[]", b'{"model": {}}', b'{"model": {"type": "BPE"}}']
+)
+async def test_broken_files_become_notes(tmp_path, content):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    counter = await build_counter(tokenizer_dir=tmp_path, engine_version=None, remote=None)
+    assert counter.notes
+    assert (await counter.count(Kind.CHAT, CHAT, 100)).method is Method.BOUND
+
+
+def test_templates_are_found_where_the_engine_finds_them(tmp_path, qwen_like):
+    directory = write_model(tmp_path, qwen_like, "config {{ eos_token }}")
+
+    def rendered(argument=None):
+        template = read_files(directory, argument).template
+        return None if template is None else template.render([], None, {})
+
+    assert rendered() == "config <|im_end|>"
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    named = [{"name": "a", "template": "first"}, {"name": "tool_use", "template": "second"}]
+    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
+    assert rendered() == "first"
+    (directory / "chat_template.json").write_text('{"chat_template": "processor"}')
+    assert rendered() == "processor"
+    (directory / "chat_template.jinja").write_text("file")
+    assert rendered() == "file"
+    (directory / "own.jinja").write_text("own\\n!")
+    assert rendered("own.jinja") == "own\n!"
+    assert rendered(str(directory / "own.jinja")) == "own\n!"
+    assert rendered("chatml") is None
+    (directory / "chat_template.jinja").write_text("{% if %}")
+    files = read_files(directory)
+    assert files.template is None
+    assert "does not compile" in files.notes[-1]
+
+
+def test_find_tokenizer(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    model, policy = tmp_path / "model", tmp_path / "policy"
+    snapshots = tmp_path / "hub" / "models--org--name" / "snapshots"
+    for directory in (model, policy, snapshots / "aaa", snapshots / "bbb"):
+        directory.mkdir(parents=True)
+        (directory / "tokenizer.json").write_text("{}")
+    (snapshots.parent / "refs").mkdir()
+    (snapshots.parent / "refs" / "main").write_text("bbb")
+    assert find_tokenizer(str(model), policy) == policy
+    assert find_tokenizer(str(model), policy / "tokenizer.json") == policy
+    assert find_tokenizer(str(model), tmp_path / "absent") == model
+    assert find_tokenizer("org/name", None) == snapshots / "bbb"
+    assert find_tokenizer("org/other", None) is None
+    assert find_tokenizer("x" * 5000, None) is None
+    assert find_tokenizer(None, None) is None
+
+
+def test_loading_says_why_not_tiktoken(qwen_like):
+    tokenizer = json.loads(qwen_like.to_str())
+    tokenizer["normalizer"] = {"type": "NFKC"}
+    _, reason = load_text_counter(json.dumps(tokenizer).encode(), {})
+    assert reason == "normalizer other than NFC"

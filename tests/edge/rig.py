@@ -61,6 +61,13 @@ class Rig:
         self.http = http
         self.largest_pool = engine.profile.pool
         self.handled = 0
+        self.stopping: asyncio.Future[Any] | None = None
+
+    def stop(self) -> asyncio.Future[Any]:
+        """Stop the gate, once; what became of the requests."""
+        if self.stopping is None:
+            self.stopping = asyncio.ensure_future(self.app.stop())
+        return self.stopping
 
     @property
     def port(self) -> int:
@@ -266,7 +273,7 @@ async def running(
                 await rig.at_rest()
         finally:
             await http.close()
-            await app.stop()
+            await rig.stop()
             logging.getLogger().removeHandler(errors)
         assert errors.lines == []
 

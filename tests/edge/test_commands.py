@@ -104,21 +104,23 @@ async def test_serve_says_one_line_drains_at_sigterm_and_exits_0(tmp_path) -> No
 async def test_serve_exits_1_where_requests_were_cut(tmp_path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("drain_s: 0.2\n")
-    async with FakeSGLang() as engine, serving(engine.url, policy) as gate:
-        async with aiohttp.ClientSession() as http:
-            await _ready(gate, http)
-            engine.default = Behaviour(tokens=3, hold=asyncio.Event(), hold_at=1)
-            asked = asyncio.ensure_future(
-                http.post(gate.url + CHAT, json=chat(max_tokens=3, stream=True))
-            )
+    async with (
+        FakeSGLang() as engine,
+        serving(engine.url, policy) as gate,
+        aiohttp.ClientSession() as http,
+    ):
+        await _ready(gate, http)
+        engine.default = Behaviour(tokens=3, hold=asyncio.Event(), hold_at=1)
+        body = chat(max_tokens=3, stream=True)
+        async with http.post(gate.url + CHAT, json=body) as answer:
             seen = await engine.arrived()
             code, _, err = await gate.end(signal.SIGINT)
-            assert code == 1
-            assert seen.how == "aborted"
-            assert "Traceback" not in err
-            assert '"cut":1' in err
-            with contextlib.suppress(aiohttp.ClientError):
-                await asked
+            with pytest.raises(aiohttp.ClientError):
+                await answer.read()
+        assert code == 1
+        assert seen.how == "aborted"
+        assert "Traceback" not in err
+        assert '"cut":1' in err
 
 
 def _run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -143,7 +145,7 @@ def test_serve_on_a_taken_port_is_one_sentence() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        address = "127.0.0.1:{}".format(taken.getsockname()[1])
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = _run(
             "serve", "--backend", "http://127.0.0.1:9", "--listen", address,
             "--control", "127.0.0.1:0",

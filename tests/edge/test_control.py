@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.observe.log import configure
 from gateway.version import VERSION
 from tests.edge.rig import CHAT, TEXT
 from tests.fakes.behaviour import Behaviour
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LEDGER = {"limit", "reserved", "used"}
 
@@ -118,15 +124,27 @@ async def test_the_control_plane_carries_no_requests(rig, path: str) -> None:
     assert rig.engine.seen == []
 
 
-async def test_what_a_client_says_stays_out_of_every_record(start, tmp_path, capsys) -> None:
+@pytest.fixture
+def told() -> Iterator[io.StringIO]:
+    """Everything that is logged, at the most talkative level."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    stream = io.StringIO()
+    configure("debug", stream)
+    root.setLevel(logging.DEBUG)
+    yield stream
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+async def test_what_a_client_says_stays_out_of_every_record(start, tmp_path, capsys, told) -> None:
     """Class P: prompt, reply, key and odd field values, in each way a request can end."""
     (tmp_path / "key").write_text("sk-PLANTED-key-0123\n")
     policy = {
         "clients": [{"name": "a", "key_file": str(tmp_path / "key")}],
         "observe": {"records": str(tmp_path / "records.jsonl"), "log_level": "debug"},
     }
-    configure("debug")
-    logging.getLogger().setLevel(logging.DEBUG)
     key = {"authorization": "Bearer sk-PLANTED-key-0123", "cookie": "PLANTED=1"}
     bad = {"authorization": "Bearer sk-PLANTED-other", "x-request-id": "PLANTED id"}
     secret = {"messages": [{"role": "user", "content": "PLANTED prompt"}], "user": "PLANTED"}
@@ -155,8 +173,8 @@ async def test_what_a_client_says_stays_out_of_every_record(start, tmp_path, cap
         shown.append(repr(rig.app.policy) + repr(rig.app.data._identify))
     shown.append((tmp_path / "records.jsonl").read_text())
     output = capsys.readouterr()
-    assert "request" in output.err
-    for text in (*shown, output.err, output.out):
+    assert told.getvalue().count('"request"') == 10
+    for text in (*shown, told.getvalue(), output.err, output.out):
         assert "PLANTED" not in text
 
 

@@ -96,6 +96,7 @@ class ControlPlane:
             "pool_tokens": None if facts is None else facts.pool_tokens,
             "starts": 0 if watch is None else watch.starts,
             "ledgers": _ledgers(pools),
+            "lingering_tokens": sum(pool.lingering for pool in pools),
             "ranks": [{"rank": pool.pool.rank, **_ledgers([pool])} for pool in pools],
             "engine": _engine(backend),
             "loads_stale": False if watch is None else watch.metrics_stale,
@@ -132,7 +133,7 @@ def _ledgers(pools: list[PoolView]) -> dict[str, Any]:
             "used": sum(getattr(pool, name).used for pool in pools),
         }
         for name in ("kv", "prefill", "slots")
-    } | {"lingering": sum(pool.lingering for pool in pools)}
+    }
 
 
 def _engine(backend: Backend) -> dict[str, Any] | None:

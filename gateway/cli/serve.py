@@ -1,6 +1,6 @@
 """`kvgate serve`: the gate, until SIGTERM or SIGINT.
 
-Prints one line to stdout when both planes listen; everything else goes to the log on stderr.
+Prints one line to stdout once a server takes work; everything else goes to the log on stderr.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gateway.observe.log import configure
 from gateway.policy.load import load_policy
 from gateway.policy.problems import PolicyError
+from gateway.tasks import spawn
+
+if TYPE_CHECKING:
+    from gateway.app import App
 
 if sys.platform == "win32":
     _run = asyncio.run
@@ -37,6 +42,12 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+async def _tell_when_ready(app: App) -> None:
+    """The one line on stdout: from here on a request is served, not refused for want of a server."""
+    await app.fleet.open.wait()
+    print(f"kvgate ready on {app.listen_url}, control on {app.control_url}", flush=True)  # noqa: T201
+
+
 def run(argv: list[str]) -> int:
     """Serve until told to stop."""
     args = parser().parse_args(argv)
@@ -52,7 +63,8 @@ def run(argv: list[str]) -> int:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     configure(policy.observe.log_level)
-    from gateway.app import App  # noqa: PLC0415 - a bad policy is told without starting anything
+    # Only here: a bad policy is told before anything is loaded.
+    from gateway.app import App  # noqa: PLC0415
 
     async def serve() -> int:
         app = App(policy)
@@ -65,8 +77,9 @@ def run(argv: list[str]) -> int:
         except OSError as error:
             print(f"kvgate: cannot listen: {error}", file=sys.stderr)  # noqa: T201
             return 2
-        print(f"kvgate ready on {app.listen_url}, control on {app.control_url}", flush=True)  # noqa: T201
+        told = spawn(_tell_when_ready(app), "tell when ready")
         await stop.wait()
+        told.cancel()
         drained = await app.stop()
         return 1 if drained.cut else 0
 

@@ -186,6 +186,7 @@ class Fleet:
             for one in policy.backends
         }
         self._starts: dict[str, int] = {}
+        self.open = asyncio.Event()  # a server has been ready once
         self.notes: dict[str, tuple[str, ...]] = {}
 
     def __iter__(self) -> Iterator[Backend]:
@@ -255,6 +256,7 @@ class Fleet:
         state = backend.watch.snapshot().state if backend.watch is not None else Life.READY
         if backend.facts is facts and state is Life.READY:
             backend.ready = True
+            self.open.set()
             for pool in backend.pools:
                 self._gate.set_open(pool, is_open=True)
 

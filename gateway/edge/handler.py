@@ -243,6 +243,12 @@ class DataPlane:
         if intent.n > self._policy.limits.max_n:
             msg = f"n is {intent.n}; the most this gate allows is {self._policy.limits.max_n}"
             raise Invalid(msg, "n")
+        if intent.prompts > self._policy.limits.max_prompts:  # before each of them is counted
+            msg = (
+                f"{intent.prompts} prompts in one request; the most this gate allows is "
+                f"{self._policy.limits.max_prompts}"
+            )
+            raise Invalid(msg)
         return intent
 
     async def _count(
@@ -263,12 +269,6 @@ class DataPlane:
         return best
 
     def _check(self, intent: Intent, counted: Counted) -> None:
-        if len(counted.prompts) > self._policy.limits.max_prompts:
-            msg = (
-                f"{len(counted.prompts)} prompts in one request; the most this gate allows is "
-                f"{self._policy.limits.max_prompts}"
-            )
-            raise Invalid(msg)
         if not counted.prompts:
             raise Invalid("there is no prompt")
         if intent.heavy is not None and counted.total > HEAVY_TOKENS:

@@ -203,18 +203,24 @@ class Relay:
 
     async def _whole(self, reply: Reply, data: bytes) -> web.StreamResponse:
         """A body that is not an event stream: relayed as it comes, its usage read from a copy."""
+        data = data or await reply.read()
+        copy, size = [data], len(data)
+        in_one_read = reply.ended
+        if in_one_read:  # nearly always: one read, one write
+            self._engine_is_done(self._facts(copy, size), reply)
+            whole = web.Response(status=reply.status, reason=reply.reason or None, body=data)
+            self._head(whole, reply, framed_by=("content-length",))
+            return whole
         out = await self._open(reply, streamed=False)
-        copy: list[bytes] = []
-        size = 0
         try:
-            while data or (data := await reply.read()):
+            while data:
+                await self._write(out, data)
+                data = await reply.read()
                 size += len(data)
                 if size <= FACTS_BYTES:
                     copy.append(data)
                 if reply.ended:
                     self._engine_is_done(self._facts(copy, size), reply)
-                await self._write(out, data)
-                data = b""
         except UpstreamError as error:
             # Half a JSON body must not look like a whole one: break the connection visibly.
             self._trip.ended(Outcome.FAILED, str(error))
@@ -248,18 +254,22 @@ class Relay:
 
     async def _open(self, reply: Reply, *, streamed: bool) -> web.StreamResponse:
         out = web.StreamResponse(status=reply.status, reason=reply.reason or None)
-        for name, value in reply.headers:
-            out.headers.add(name, value)
+        self._head(out, reply, framed_by=("content-length",) if streamed else ())
         if streamed:
-            out.headers.popall("content-length", None)
             out.headers.setdefault("cache-control", "no-cache")
             out.headers.setdefault("x-accel-buffering", "no")
+        await out.prepare(self._trip.request)
+        return out
+
+    def _head(self, out: web.StreamResponse, reply: Reply, framed_by: tuple[str, ...]) -> None:
+        """The server's own headers, less those of a framing that is made anew, and ours."""
+        for name, value in reply.headers:
+            if name.lower() not in framed_by:
+                out.headers.add(name, value)
         if reply.status >= 400:
             out.headers[replies.SOURCE] = "upstream"
         for name, value in self._trip.headers().items():
             out.headers[name] = value
-        await out.prepare(self._trip.request)
-        return out
 
     async def _write(self, out: web.StreamResponse, data: bytes) -> None:
         transport = self._trip.request.transport

@@ -141,6 +141,12 @@ def count(value: object, field: str) -> int:
     return number
 
 
+def prompts(value: object) -> int:
+    """How many prompts a field holds: a list of texts or of id lists; a text or its ids are one."""
+    many = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
+    return len(value) if many and isinstance(value, list) else 1
+
+
 def flag(value: object, field: str) -> bool:
     """A boolean as the engine's own parser takes it. Raises Invalid."""
     if value is None:

@@ -138,8 +138,10 @@ class Backend:
 
     def says_busy(self, since: float) -> bool:
         """Whether the engine said, after `since`, that it runs more than we know of."""
-        fresh = self._loads is not None and self._loads_at > since
-        return fresh and not self._proves(since)
+        loads = self._loads
+        if loads is None or self._loads_at <= since:
+            return False
+        return loads.running + loads.waiting > self.sequences
 
     def _proves(self, since: float) -> bool:
         loads = self._loads

@@ -135,6 +135,8 @@ async def test_a_restart_with_a_smaller_pool_judges_those_that_wait_anew(rig) ->
     assert served.headers["x-kvgate-clamped-from"] == "1900"
     (backend,) = (await rig.status())["backends"]
     assert (backend["pool_tokens"], backend["starts"]) == (1024, 2)
+    voided = {"backend": "gpu0", "why": "voided"}
+    assert rig.app.metrics.registry.get_sample_value("kvgate_released_total", voided) == 1
 
 
 async def test_a_restart_with_fewer_ranks_forgets_the_others(start) -> None:

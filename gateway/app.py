@@ -45,7 +45,9 @@ connection is reset under a client that is still sending, and the refusal with i
 64 MiB body on a network of 300 Mbit/s."""
 
 CUT_S = 1.0
-"""How long connections may take to end once draining is over and what is left is cancelled."""
+"""How long connections may take to end once draining is over and what is left is cancelled, and
+after that the aborts of what was cut: a process that left without them would leave the engine at
+work for nobody."""
 
 
 class App:
@@ -126,11 +128,16 @@ class App:
         """Drain, then close everything."""
         drained = await self.draining.run()
         self.log.info("drained", finished=drained.finished, cut=drained.cut)
+        await self.close()
+        return drained
+
+    async def close(self) -> None:
+        """Close everything, whatever of it was opened."""
         for runner in self._runners:
             await runner.cleanup()
+        await self.reaper.stop(CUT_S)
         await self.fleet.stop()
         await asyncio.to_thread(self.records.close)
-        return drained
 
     def _abandoned(self, lease: Lease) -> None:
         self.reaper.bury(lease)

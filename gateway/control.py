@@ -81,7 +81,7 @@ class ControlPlane:
         return "ready" if self._fleet.any_ready else "waiting for a server"
 
     def _backend(self, backend: Backend, view: View) -> dict[str, Any]:
-        pools = [pool for pool in view.pools if pool.pool.backend == backend.name]
+        pools = [pool for pool in view.pools if pool.pool in backend.pools]
         watch = backend.watch.snapshot() if backend.watch is not None else None
         facts = backend.facts
         return {

@@ -76,7 +76,7 @@ def run(argv: list[str]) -> int:
             await app.start()
         except OSError as error:
             print(f"kvgate: cannot listen: {error}", file=sys.stderr)  # noqa: T201
-            await app.stop()  # one of the two may be open, and uvloop would wait for it
+            await app.close()  # one of the two may be open, and uvloop would wait for it
             return 2
         told = spawn(_tell_when_ready(app), "tell when ready")
         await stop.wait()

@@ -138,8 +138,10 @@ class Backend:
 
     def says_busy(self, since: float) -> bool:
         """Whether the engine said, after `since`, that it runs more than we know of."""
-        fresh = self._loads is not None and self._loads_at > since
-        return fresh and not self._proves(since)
+        loads = self._loads
+        if loads is None or self._loads_at <= since:
+            return False
+        return loads.running + loads.waiting > self.sequences
 
     def _proves(self, since: float) -> bool:
         loads = self._loads
@@ -240,10 +242,12 @@ class Fleet:
         limits = replace(
             pool_limits(backend.policy, facts), useful_floor=self._policy.caps.useful_floor
         )
-        for rank in range(len(backend.pools), max(facts.dp, len(backend.pools))):
-            backend.pools = (*backend.pools, PoolId(backend.name, rank))
-        for pool in backend.pools[: facts.dp]:
+        gone = backend.pools[facts.dp :]
+        backend.pools = tuple(PoolId(backend.name, rank) for rank in range(facts.dp))
+        for pool in backend.pools:
             self._gate.resize(pool, limits)
+        for pool in gone:  # ranks of the last start: nobody may wait for them
+            self._gate.resize(pool, replace(limits, kv_tokens=0))
         _ = spawn(self._open(backend, facts), f"open {backend.name}")
 
     async def _open(self, backend: Backend, facts: ServerFacts) -> None:
@@ -255,7 +259,7 @@ class Fleet:
         if backend.facts is facts and state is Life.READY:
             backend.ready = True
             self.open.set()
-            for pool in backend.pools[: facts.dp]:
+            for pool in backend.pools:
                 self._gate.set_open(pool, is_open=True)
 
     def _down(self, backend: Backend) -> None:

@@ -9,6 +9,7 @@ complete answer with a status; after it, one in-band error and the end of the co
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from gateway.edge.dialects import Intent, Invalid
 from gateway.edge.open_door import pass_on
 from gateway.edge.reaper import Running
 from gateway.edge.relay import BrokenAnswer, Relay, begin
-from gateway.edge.trip import Trip
+from gateway.edge.trip import Trip, clean_id
 from gateway.gate import Shed
 from gateway.policy.clients import Unauthorized
 from gateway.tokens import CountRefused
@@ -95,7 +96,7 @@ class DataPlane:
         route = routes.find(request.method, request.rel_url.raw_path)
         match route:
             case None:
-                return _plain(replies.refused(Refusal(Code.NOT_FOUND, _no_route(request))))
+                return _plain(request, replies.refused(Refusal(Code.NOT_FOUND, _no_route(request))))
             case routes.Quick.ALIVE:
                 return web.Response(text="kvgate\n")
             case routes.Quick.MODELS:
@@ -217,7 +218,8 @@ class DataPlane:
                 backend.suspect(str(error))
             if error.sent:
                 raise
-            if trip.attempts >= CONNECTS:
+            trip.refused_connections += 1
+            if trip.refused_connections >= CONNECTS:
                 self._over(trip, lease)
                 raise
             return None
@@ -241,6 +243,12 @@ class DataPlane:
         if intent.n > self._policy.limits.max_n:
             msg = f"n is {intent.n}; the most this gate allows is {self._policy.limits.max_n}"
             raise Invalid(msg, "n")
+        if intent.prompts > self._policy.limits.max_prompts:  # before each of them is counted
+            msg = (
+                f"{intent.prompts} prompts in one request; the most this gate allows is "
+                f"{self._policy.limits.max_prompts}"
+            )
+            raise Invalid(msg)
         return intent
 
     async def _count(
@@ -261,12 +269,6 @@ class DataPlane:
         return best
 
     def _check(self, intent: Intent, counted: Counted) -> None:
-        if len(counted.prompts) > self._policy.limits.max_prompts:
-            msg = (
-                f"{len(counted.prompts)} prompts in one request; the most this gate allows is "
-                f"{self._policy.limits.max_prompts}"
-            )
-            raise Invalid(msg)
         if not counted.prompts:
             raise Invalid("there is no prompt")
         if intent.heavy is not None and counted.total > HEAVY_TOKENS:
@@ -289,10 +291,10 @@ class DataPlane:
     async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
         """The model list of every server that is ready, merged."""
         if isinstance(who := self._identify.resolve(request.headers, ""), Unauthorized):
-            return _plain(replies.refused(Refusal(Code.UNAUTHORIZED, who.message)))
+            return _plain(request, replies.refused(Refusal(Code.UNAUTHORIZED, who.message)))
         ready = [backend for backend in self._fleet if backend.ready]
         if not ready:
-            return _plain(replies.refused(_nobody(list(self._fleet))))
+            return _plain(request, replies.refused(_nobody(list(self._fleet))))
         return web.json_response(
             {
                 "object": "list",
@@ -353,10 +355,12 @@ def _no_route(request: web.BaseRequest) -> str:
     return "there is no such route here"
 
 
-def _plain(answer: replies.Answer) -> web.Response:
+def _plain(request: web.BaseRequest, answer: replies.Answer) -> web.Response:
+    """The answer to a request that leaves no record."""
+    ident = clean_id(request.headers) or secrets.token_hex(14)
     return web.Response(
         status=answer.status,
         body=answer.body,
-        headers=answer.headers,
+        headers={"x-request-id": ident, **answer.headers},
         content_type=replies.JSON,
     )

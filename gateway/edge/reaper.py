@@ -66,6 +66,7 @@ class Reaper:
         self._confirmed = confirmed
         self._prolong = prolong
         self._running: dict[RequestId, Running] = {}
+        self._burials: set[asyncio.Task[None]] = set()
         self.dying = 0
 
     def began(self, ident: RequestId, running: Running, sequences: int) -> None:
@@ -87,7 +88,19 @@ class Reaper:
         if running is None:
             return
         running.backend.ended(lease.ticket.id)
-        _ = spawn(self._bury(lease, running), f"bury {lease.ticket.id}")
+        burial = spawn(self._bury(lease, running), f"bury {lease.ticket.id}")
+        self._burials.add(burial)
+        burial.add_done_callback(self._burials.discard)
+
+    async def stop(self, limit_s: float) -> None:
+        """Let the last aborts get through, for `limit_s` at most; the process ends after this."""
+        if not self._burials:
+            return
+        _, late = await asyncio.wait(self._burials, timeout=limit_s)
+        for burial in late:
+            burial.cancel()
+        if late:
+            await asyncio.wait(late)
 
     async def _bury(self, lease: Lease, running: Running) -> None:
         backend, reply = running.backend, running.reply

@@ -19,6 +19,9 @@ SOURCE = "x-kvgate-error-source"
 """Who said no: `gateway` or `upstream`. Without it a 503 of ours and one of the engine's look
 alike to whoever counts them."""
 
+LONGEST_RETRY_S = 60
+"""Largest Retry-After, seconds: some SDKs ignore more than this, others sleep however long we say."""
+
 JSON = "application/json"
 
 
@@ -96,7 +99,7 @@ def refused(refusal: Refusal, *, param: str | None = None) -> Answer:
     headers = {SOURCE: "gateway"}
     if status in {429, 503}:
         wait = refusal.retry_after_s if refusal.retry_after_s is not None else 5.0
-        headers["retry-after"] = str(max(1, math.ceil(wait)))
+        headers["retry-after"] = str(min(max(1, math.ceil(wait)), LONGEST_RETRY_S))
     elif status != 401:
         headers["x-should-retry"] = "false"
     return Answer(status, orjson.dumps({"error": error}), headers)

@@ -18,7 +18,7 @@ from gateway.observe.record import Record, served_or_other
 from gateway.upstream.headers import strip_hop_by_hop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from gateway.core.model import Grant, Refusal
     from gateway.edge.dialects import Dialect, Intent
@@ -44,20 +44,25 @@ NOT_FORWARDED_PREFIX = "x-override-"
 """Headers that set engine internals where the engine was started to obey them (>= 0.5.17)."""
 
 
+def clean_id(headers: Mapping[str, str]) -> str | None:
+    """The client's own request id, where it is fit to be echoed."""
+    sent = headers.get("x-request-id", "")
+    return sent if _CLEAN_ID.fullmatch(sent) else None
+
+
 class Trip:
     """See the module. Times are the gate's clock, seconds."""
 
     def __init__(self, request: web.BaseRequest, dialect: Dialect, now: float) -> None:
         self.request = request
-        # 120 random bits; two digits for the attempt complete a rid of fixed length, so that no rid
-        # is the beginning of another one.
-        self.id = RequestId(secrets.token_hex(15))
+        # 112 random bits; four digits for the attempt complete a rid of fixed length, so that no rid
+        # is the beginning of another one: one attempt a second lasts for 18 hours in the queue.
+        self.id = RequestId(secrets.token_hex(14))
         self.attempts = 0
+        self.refused_connections = 0
         self.target = request.rel_url.raw_path_qs
         self.record = Record(id=self.id, dialect=type(dialect).__name__.lower())
-        sent = request.headers.get("x-request-id", "")
-        if _CLEAN_ID.fullmatch(sent):
-            self.record.client_request_id = sent
+        self.record.client_request_id = clean_id(request.headers)
         retry = request.headers.get("x-stainless-retry-count", "")
         if retry.isascii() and retry.isdigit() and len(retry) < 4:
             self.record.client_retry = int(retry)
@@ -85,7 +90,7 @@ class Trip:
 
     def granted(self, grant: Grant, free: int) -> str:
         """A reservation: the id to send upstream. `free` is what was free before it, KV tokens."""
-        rid = f"{self.id}{self.attempts:02d}"
+        rid = f"{self.id}{self.attempts:04x}"
         self.attempts += 1
         record = self.record
         record.attempts = self.attempts

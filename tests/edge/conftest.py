@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from tests.edge.rig import running
+pytest.register_assert_rewrite("tests.edge.rig")
+
+from tests.edge.rig import running  # noqa: E402 - after the line above
 
 if TYPE_CHECKING:
     import asyncio

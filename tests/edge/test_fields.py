@@ -289,7 +289,6 @@ async def test_a_nonsense_minimum_is_a_400_before_anything_is_reserved(rig) -> N
         (TEXT, {"prompt": [1, "a"]}),
         (TEXT, {"prompt": {"a": 1}}),
         (TEXT, {"prompt": [True, False]}),
-        (TEXT, {"prompt": ["a"] * 1025}),
         (GENERATE, {}),
         (GENERATE, {"text": 7}),
         (GENERATE, {"text": "a", "sampling_params": []}),
@@ -304,6 +303,18 @@ async def test_what_the_engine_would_refuse_is_a_400_here(rig, path: str, body: 
     got = await rig.post(path, body)
     assert (got.status, got.code) == (400, "invalid_request"), got.body
     assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(TEXT, {"prompt": ["a"] * 1025}), (GENERATE, {"input_ids": [[1]] * 1025})]
+)
+async def test_too_many_prompts_are_refused_before_the_engine_is_asked_to_count_them(
+    rig, path: str, body: Any
+) -> None:
+    got = await rig.post(path, body)
+    assert got.status == 400
+    assert "1025" in got.error["message"]
+    assert rig.engine.tokenized == []
 
 
 async def test_impossible_requests_are_refused_at_once_with_their_numbers(rig) -> None:

@@ -46,6 +46,7 @@ class Intent:
     stream: bool
     model: str | None
     strip_usage: bool = False  # we ask for usage on a stream whose client did not
+    prompts: int = 1  # as many as are counted and charged, each n times
     heavy: str | None = None  # the field that makes the engine compute over every prompt position
 
 

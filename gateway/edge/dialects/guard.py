@@ -47,6 +47,10 @@ REFUSED: Final = {
 }
 """Refused in words: silently dropping them would change the answer."""
 
+HUGE = 1 << 40
+"""No cap is told apart above this: a million times any context, and still a number that every JSON
+writer takes (64 bits)."""
+
 LONGEST_NUMBER = 20
 """Digits of the longest number read from a string: every 64-bit one. int() of more is quadratic."""
 
@@ -127,7 +131,7 @@ def cap(value: object, field: str, *, zero_is_unset: bool) -> int | None:
     if number < 0:
         msg = f"invalid {field}: {number}. Leave it out for the default, or send a positive number"
         raise Invalid(msg, field)
-    return number
+    return min(number, HUGE)
 
 
 def count(value: object, field: str) -> int:
@@ -139,6 +143,12 @@ def count(value: object, field: str) -> int:
         msg = f"{field} must be at least 1"
         raise Invalid(msg, field)
     return number
+
+
+def prompts(value: object) -> int:
+    """How many prompts a field holds: a list of texts or of id lists; a text or its ids are one."""
+    many = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
+    return len(value) if many and isinstance(value, list) else 1
 
 
 def flag(value: object, field: str) -> bool:

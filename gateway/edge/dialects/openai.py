@@ -80,6 +80,7 @@ class Text:
             stream=stream,
             model=guard.name(body.get("model")),
             strip_usage=stream and not _wants_usage(body),
+            prompts=guard.prompts(body["prompt"]),
             heavy="echo with logprobs" if echoes else None,
         )
 

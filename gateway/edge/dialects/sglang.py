@@ -47,6 +47,7 @@ class Generate:
             n=max(guard.count(params.get("n"), "n") for params in many),
             stream=guard.flag(body.get("stream"), "stream"),
             model=None,
+            prompts=_batch(body) or 1,
             heavy=_heavy(body),
         )
 

@@ -1,0 +1,193 @@
+"""`kvgate` as a process: its one line, its signals, its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from gateway.cli import main
+from gateway.version import VERSION
+from tests.edge.rig import CHAT, chat
+from tests.fakes.behaviour import Behaviour
+from tests.fakes.sglang import FakeSGLang
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+LINE = r"kvgate ready on http://127\.0\.0\.1:\d+, control on http://127\.0\.0\.1:\d+\n"
+
+
+class Process:
+    """A running `kvgate serve`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, line: str) -> None:
+        self.process = process
+        self.line = line
+        _, _, _, url, _, _, control = line.split()
+        self.url, self.control = url.rstrip(","), control
+
+    async def end(self, sign: int = signal.SIGTERM) -> tuple[int, str, str]:
+        """Exit code, the rest of stdout, and stderr."""
+        self.process.send_signal(sign)
+        async with asyncio.timeout(10):
+            out, err = await self.process.communicate()
+        return self.process.returncode or 0, out.decode(), err.decode()
+
+
+@asynccontextmanager
+async def serving(url: str, policy: Path | None = None) -> AsyncIterator[Process]:
+    options = ["--backend", url, "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway.cli", "serve", *([str(policy)] if policy else []), *options,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={k: v for k, v in os.environ.items() if not k.startswith("KVGATE_")},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(20):
+            line = (await process.stdout.readline()).decode()
+        yield Process(process, line)
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _ready(gate: Process, http: aiohttp.ClientSession) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            async with http.get(gate.control + "/readyz") as answer:
+                if answer.status == 200:
+                    return
+            await asyncio.sleep(0.02)
+
+
+async def test_serve_says_one_line_drains_at_sigterm_and_exits_0(tmp_path) -> None:
+    import re
+
+    async with FakeSGLang() as engine, serving(engine.url) as gate:
+        assert re.fullmatch(LINE, gate.line), gate.line
+        async with aiohttp.ClientSession() as http:
+            await _ready(gate, http)
+            hold = asyncio.Event()
+            engine.default = Behaviour(tokens=3, hold=hold, hold_at=1)
+            asked = asyncio.ensure_future(http.post(gate.url + CHAT, json=chat(max_tokens=3)))
+            await engine.arrived()
+            ending = asyncio.ensure_future(gate.end())
+            async with asyncio.timeout(5):
+                while True:
+                    async with http.get(gate.control + "/readyz") as answer:
+                        if answer.status == 503:
+                            break
+            hold.set()
+            assert (await asked).status == 200
+        code, out, err = await ending
+        assert (code, out) == (0, "")
+        lines = [json.loads(line) for line in err.splitlines()]
+        assert [one["event"] for one in lines] == ["listening", "request", "drained"]
+
+
+async def test_serve_exits_1_where_requests_were_cut(tmp_path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("drain_s: 0.2\n")
+    async with (
+        FakeSGLang() as engine,
+        serving(engine.url, policy) as gate,
+        aiohttp.ClientSession() as http,
+    ):
+        await _ready(gate, http)
+        engine.default = Behaviour(tokens=3, hold=asyncio.Event(), hold_at=1)
+        body = chat(max_tokens=3, stream=True)
+        async with http.post(gate.url + CHAT, json=body) as answer:
+            seen = await engine.arrived()
+            code, _, err = await gate.end(signal.SIGINT)
+            with pytest.raises(aiohttp.ClientError):
+                await answer.read()
+        assert code == 1
+        assert seen.how == "aborted"
+        assert "Traceback" not in err
+        assert '"cut":1' in err
+
+
+def _run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gateway.cli", *argv],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        env={**{k: v for k, v in os.environ.items() if not k.startswith("KVGATE_")}, **env},
+        check=False,
+    )
+
+
+def test_serve_without_a_server_is_a_usage_error() -> None:
+    done = _run("serve")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--backend" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_serve_on_a_taken_port_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = _run(
+            "serve", "--backend", "http://127.0.0.1:9", "--listen", address,
+            "--control", "127.0.0.1:0",
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot listen" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def _main(capsys: Any, *argv: str) -> tuple[int, str, str]:
+    code = main(list(argv))
+    got = capsys.readouterr()
+    return code, got.out, got.err
+
+
+def test_the_exit_codes_of_the_small_commands(capsys, tmp_path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("backends: [{name: gpu0, url: 'http://127.0.0.1:30000'}]\n")
+    bad.write_text("backends: []\nnonsense: 1\nqueue: {max_requests: -1}\n")
+    code, out, _ = _main(capsys, "check", str(good))
+    assert (code, "gpu0" in out) == (0, True)
+    code, _, err = _main(capsys, "check", str(good), str(bad))
+    assert code == 2
+    assert "nonsense" in err
+    assert "max_requests" in err, "all mistakes at once"
+    assert _main(capsys, "check", str(tmp_path / "none.yaml"))[0] == 2
+    code, out, _ = _main(capsys, "schema")
+    assert (code, json.loads(out)["type"]) == (0, "object")
+    assert _main(capsys, "--version") == (0, f"kvgate {VERSION}\n", "")
+    code, out, _ = _main(capsys, "--help")
+    assert (code, "serve" in out) == (0, True)
+    assert _main(capsys)[0] == 2
+    code, out, err = _main(capsys, "nonsense")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "schema"])
+def test_every_command_has_help_and_refuses_unknown_options(capsys, command: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--nonsense"])
+    assert stopped.value.code == 2
+    capsys.readouterr()

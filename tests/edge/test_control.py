@@ -1,0 +1,207 @@
+"""The control plane: shapes that scripts rely on, and answers that never wait."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.observe.log import configure
+from gateway.version import VERSION
+from tests.edge.rig import CHAT, TEXT
+from tests.fakes.behaviour import Behaviour
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LEDGER = {"limit", "reserved", "used"}
+
+
+async def test_the_shape_of_status(rig) -> None:
+    """A stable contract: names may be added, none of these may go."""
+    hold = asyncio.Event()
+    rig.engine.queue.append(Behaviour(tokens=9, hold=hold, hold_at=3))
+    running = asyncio.ensure_future(rig.chat(max_tokens=9, stream=True))
+    await rig.until(lambda: bool(rig.engine.seen) and rig.engine.seen[0].events == 3)
+    rig.engine.queue.append(Behaviour(tokens=2))
+    waiting = asyncio.ensure_future(rig.post(TEXT, {"prompt": [1] * 20, "max_tokens": 5000}))
+    await rig.queued()
+    status = await rig.status()
+    assert status["version"] == VERSION
+    assert status["state"] == "ready"
+    (backend,) = status["backends"]
+    assert backend["name"] == "gpu0"
+    assert backend["url"] == rig.engine.url
+    assert backend["state"] == "ready"
+    assert backend["engine_version"] == "0.5.17"
+    assert backend["context_tokens"] == 8192
+    ledgers = backend["ledgers"]
+    assert LEDGER == ledgers["kv"].keys() == ledgers["prefill"].keys() == ledgers["slots"].keys()
+    assert ledgers["kv"]["limit"] == 2026
+    assert ledgers["kv"]["reserved"] == 20 + 9 + 1
+    assert 20 < ledgers["kv"]["used"] <= 30
+    assert (ledgers["slots"]["reserved"], ledgers["prefill"]["reserved"]) == (1, 0)
+    assert status["queue"].keys() >= {"requests", "tokens", "oldest_s"}
+    assert (status["queue"]["requests"], status["queue"]["tokens"]) == (1, 2026)
+    assert status["queue"]["oldest_s"] >= 0
+    (client,) = status["clients"]
+    assert client == {"name": "anyone", "held_tokens": 30, "inflight": 1, "waiting": 1}
+    hold.set()
+    await asyncio.gather(running, waiting)
+    await rig.post(CHAT, b"{")
+    totals = (await rig.status())["totals"]
+    assert totals == {
+        "admitted": 2,
+        "completed": 2,
+        "rejected": {"invalid_request": 1},
+        "cancelled": 0,
+        "failed": 0,
+    }
+
+
+async def test_ready_while_a_server_takes_work_and_not_when_draining(rig) -> None:
+    assert (await rig.control("/readyz")).status == 200
+    await rig.engine.die()
+    await rig.until(lambda: not rig.app.fleet.any_ready, 5)
+    got = await rig.control("/readyz")
+    assert (got.status, got.body) == (503, b"waiting for a server\n")
+    assert (await rig.control("/healthz")).status == 200, "alive all the same"
+    await rig.engine.revive()
+    await rig.until(lambda: rig.app.fleet.any_ready, 5)
+    assert (await rig.control("/readyz")).status == 200
+    await rig.control("/drain", "POST")
+    got = await rig.control("/readyz")
+    assert (got.status, got.body) == (503, b"draining\n")
+    assert (await rig.status())["state"] == "draining"
+
+
+async def test_control_answers_at_once_while_the_queue_is_long(rig) -> None:
+    """Class N: never behind the queue."""
+    hold = asyncio.Event()
+    full = {"prompt": [1] * 20, "max_tokens": 5000}
+    rig.engine.default = Behaviour(tokens=1, hold=hold, hold_at=0)
+    asked = [asyncio.ensure_future(rig.post(TEXT, full)) for _ in range(60)]
+    await rig.queued(59)
+    loop = asyncio.get_running_loop()
+    for path in ("/healthz", "/readyz", "/status", "/metrics"):
+        began = loop.time()
+        assert (await rig.control(path)).status == 200
+        assert loop.time() - began < 0.25, path
+    hold.set()
+    assert {got.status for got in await asyncio.gather(*asked)} == {200}
+
+
+async def test_metrics_can_be_parsed_and_tell_what_happened(rig) -> None:
+    await rig.chat(max_tokens=3)
+    await rig.chat(max_tokens=99_999, stream=True)
+    await rig.chat()
+    await rig.post(CHAT, b"{")
+    body = (await rig.control("/metrics")).body.decode()
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(body)
+        for sample in family.samples
+    }
+    assert samples["kvgate_admitted_total", "gpu0"] == 3
+    assert samples["kvgate_caps_clamped_total", "gpu0"] == 1
+    assert samples["kvgate_caps_injected_total", "gpu0"] == 1
+    assert samples["kvgate_ended_total", "anyone", "completed", "done"] == 3
+    assert samples["kvgate_refused_total", "gateway", "invalid_request"] == 1
+    assert samples["kvgate_tokens_total", "anyone", "prompt"] == 60
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/generate", "/v1/models", "/flush_cache"])
+async def test_the_control_plane_carries_no_requests(rig, path: str) -> None:
+    assert (await rig.control(path)).status == 404
+    assert (await rig.control(path, "POST")).status == 404
+    assert rig.engine.seen == []
+
+
+@pytest.fixture
+def told() -> Iterator[io.StringIO]:
+    """Everything that is logged, at the most talkative level."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    stream = io.StringIO()
+    configure("debug", stream)
+    root.setLevel(logging.DEBUG)
+    yield stream
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+async def test_what_a_client_says_stays_out_of_every_record(start, tmp_path, capsys, told) -> None:
+    """Class P: prompt, reply, key and odd field values, in each way a request can end."""
+    (tmp_path / "key").write_text("sk-PLANTED-key-0123\n")
+    policy = {
+        "clients": [{"name": "a", "key_file": str(tmp_path / "key")}],
+        "observe": {"records": str(tmp_path / "records.jsonl"), "log_level": "debug"},
+    }
+    key = {"authorization": "Bearer sk-PLANTED-key-0123", "cookie": "PLANTED=1"}
+    bad = {"authorization": "Bearer sk-PLANTED-other", "x-request-id": "PLANTED id"}
+    secret = {"messages": [{"role": "user", "content": "PLANTED prompt"}], "user": "PLANTED"}
+    async with start(policy) as rig:
+        rig.engine.default = Behaviour(tokens=3)
+        bodies = [
+            (secret | {"max_tokens": 3}, key),
+            (secret | {"max_tokens": 3, "stream": True}, key),
+            (secret, bad),
+            (secret | {"max_tokens": "PLANTED"}, key),
+            (secret | {"model": "PLANTED:adapter"}, key),
+            (secret | {"model": "PLANTED"}, key),
+            (secret | {"n": "PLANTED", "stream": "PLANTED"}, key),
+            (json.dumps(secret).encode()[:-4], key),
+        ]
+        for body, headers in bodies:
+            got = await rig.post(CHAT + "?PLANTED=1", body, headers=headers)
+            assert got.status < 500
+        rig.engine.default = Behaviour(raw=b"PLANTED nonsense\r\n\r\n")
+        assert (await rig.post(CHAT, secret, headers=key)).status == 502
+        await rig.ready()
+        rig.engine.default = Behaviour(tokens=9, pad=10, close_at=2, gap_s=0.01)
+        await rig.post(CHAT, secret | {"stream": True, "max_tokens": 9}, headers=key)
+        shown = [(await rig.control(path)).body.decode() for path in ("/status", "/metrics")]
+        shown.append(json.dumps(rig.records))
+        shown.append(repr(rig.app.policy) + repr(rig.app.data._identify))
+    shown.append((tmp_path / "records.jsonl").read_text())
+    output = capsys.readouterr()
+    assert told.getvalue().count('"request"') == 10
+    for text in (*shown, told.getvalue(), output.err, output.out):
+        assert "PLANTED" not in text
+
+
+async def test_stopping_aborts_what_it_cuts(start) -> None:
+    """What is cut when draining is over is aborted at the engine, and nothing is thrown."""
+    async with start(quiet=False) as rig:
+        rig.engine.default = Behaviour(tokens=9, hold=asyncio.Event(), hold_at=2)
+        asked = asyncio.ensure_future(rig.chat(stream=True, max_tokens=9))
+        seen = await rig.engine.arrived()
+        await rig.engine.until(lambda: seen.events == 2)
+        drained = await rig.stop()
+        assert (drained.finished, drained.cut) == (0, 1)
+        async with asyncio.timeout(1):
+            await seen.ended.wait()
+        assert seen.how == "aborted"
+        with pytest.raises(aiohttp.ClientError):
+            await asked
+
+
+async def test_answers_in_one_piece_survive_the_last_moment_of_draining(start) -> None:
+    async with start({"drain_s": 5}, quiet=False) as rig:
+        hold = asyncio.Event()
+        rig.engine.default = Behaviour(tokens=2, hold=hold, hold_at=1)
+        asked = asyncio.ensure_future(rig.chat(max_tokens=2))
+        await rig.engine.arrived()
+        stopping = rig.stop()
+        await rig.until(lambda: rig.app.draining.begun)
+        hold.set()
+        assert (await stopping).cut == 0
+        assert (await asked).status == 200

@@ -15,6 +15,9 @@ COMMANDS = {
     "check": "validate policy files",
     "schema": "print the JSON schema of policy files",
     "count": "count the tokens of a file or request body",
+    "evaluate": "compare policies on the twin, in virtual time",
+    "stress": "load a server: concurrency x prompt x output",
+    "replay": "the same load again, from the gate's records",
     "twin": "a model of an SGLang server with its HTTP face",
 }
 HELPS = {"-h", "--help", "help"}

@@ -6,6 +6,7 @@ a change of either is measured here before anybody runs it.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,8 +75,9 @@ def limits_of(engine: Engine) -> PoolLimits:
 class CoreGate:
     """`core.admission` as a simulation's gate."""
 
-    def __init__(self, *, max_wait_s: float) -> None:
-        self._admission = Admission(QueueRule(max_wait_s=max_wait_s))
+    def __init__(self, *, max_wait_s: float, seed: int = 0) -> None:
+        jitter = random.Random(seed)  # noqa: S311 - spreads retries, no secret
+        self._admission = Admission(QueueRule(max_wait_s=max_wait_s), jitter=jitter.random)
         self._flights: dict[RequestId, Flight] = {}
         self._flying: dict[RequestId, Flight] = {}
         self._known = False
@@ -148,7 +150,8 @@ class CoreGate:
                     flight.cap = grant.demand.cap
                     out.append(Start(flight, grant.demand.cap))
                 case Refused(ident, refusal):
-                    out.append(Refuse(self._flights[ident], refusal.code.value))
+                    flight = self._flights[ident]
+                    out.append(Refuse(flight, refusal.code.value, refusal.retry_after_s))
                 case _:
                     pass
         return out

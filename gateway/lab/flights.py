@@ -20,6 +20,26 @@ class Fate(StrEnum):
     LOST = "lost"  # in flight when the engine died, or aborted by it
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What stood in and before the engine at the moment of a decision: the signals policies read.
+
+    Shares are of the pool; `promised` counts prompt and cap in force of everything in flight, so it
+    passes 1 where the pool is over-committed.
+    """
+
+    at: float
+    pool_used: float
+    promised: float
+    new_token_ratio: float
+    running: int
+    waiting_inside: int
+    in_flight: int
+    cache_hits: (
+        float | None
+    )  # share of prompt tokens found in the prefix cache; None: no prompt yet
+
+
 @dataclass(eq=False, slots=True)
 class Flight:
     """An arrival with its times (seconds) and, once granted, its job in the engine."""
@@ -32,6 +52,10 @@ class Flight:
     first: float | None = None
     ended: float | None = None
     job: Job | None = None
+    sight: Sight | None = None  # at the decision, grant or refusal
+    code: str | None = None  # of a refusal
+    retry_after_s: float | None = None  # of a refusal that says when to come back
+    again: bool = False  # the first retry of a refused request, at the time it was told
 
     @property
     def out(self) -> int:
@@ -70,6 +94,7 @@ class Refuse:
 
     flight: Flight
     code: str
+    retry_after_s: float | None = None
 
 
 Decision = Start | Refuse

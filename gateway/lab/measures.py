@@ -112,6 +112,21 @@ def jain(flights: Sequence[Flight]) -> float | None:
     return float(shares.sum() ** 2 / (len(shares) * (shares**2).sum()))
 
 
+def served_tokens_per_second(flights: Sequence[Flight], run: Run, objectives: Objectives) -> float:
+    """Prompt and output tokens of those of `flights` that were served, per second measured."""
+    start, stop = span(run, objectives)
+    tokens = sum(flight.held for flight in flights if flight.fate is Fate.SERVED)
+    return tokens / (stop - start)
+
+
+def first_retries(run: Run) -> float | None:
+    """Share of the first retries that were let through, of those decided; None without any."""
+    decided = [flight for flight in run.retries if flight.sight is not None]
+    if not decided:
+        return None
+    return sum(flight.granted is not None for flight in decided) / len(decided)
+
+
 def _count(flights: Sequence[Flight], fate: Fate) -> int:
     return sum(flight.fate is fate for flight in flights)
 

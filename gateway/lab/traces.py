@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import random
 from dataclasses import dataclass, replace
@@ -83,6 +84,7 @@ class Trace:
         return replace(self, arrivals=tuple(sorted(arrivals, key=lambda item: item.at)))
 
 
+@functools.cache  # a trace never changes, and every simulation starts from one
 def shipped(name: str) -> Trace:
     """A trace that comes with the package, by its file's stem. Origins: lab/data/SOURCES.md."""
     return read(Path(str(files("gateway.lab") / "data" / f"{name}.csv")))

@@ -1,17 +1,29 @@
 """The grid: the known results come out, and rows are what scripts rely on."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
-from gateway.lab.evaluate import POLICIES, Cell, evaluate, interval, run_cell
+from gateway.cli import evaluate as command
+from gateway.lab.calibrate import calibrate
+from gateway.lab.cells import POLICIES, Cell, run_cell
+from gateway.lab.coregate import CoreGate
+from gateway.lab.evaluate import evaluate
+from gateway.lab.flights import Fate
 from gateway.lab.history import History, peak
+from gateway.lab.measures import first_retries
+from gateway.lab.rows import CONTRACT, interval
 from gateway.lab.scenarios import SCENARIOS
+from gateway.lab.sights import ranges
+from gateway.lab.simulate import simulate
+from gateway.lab.traces import Arrival, Trace
+from gateway.twin.profiles import TINY_CPU
 
 
 def cell(scenario, policy, seconds):
-    return run_cell(Cell(scenario, policy, 0, seconds))
+    return run_cell(Cell(scenario, policy, 0, seconds)).values
 
 
 def test_no_gate_collapses_at_one_and_a_half_times_the_load():
@@ -64,9 +76,16 @@ def test_the_grid_in_parallel_gives_rows_for_scripts():
     assert {row["policy"] for row in rows} == {"none", "fixed", "kvgate", "oracle"}
     by = {(row["policy"], row["metric"]): row for row in rows}
     assert by["oracle", "goodput_vs_oracle"]["median"] == 1.0
-    assert by["fixed", "limit"]["median"] in {8, 16, 32, 64}
-    assert all(row["low"] <= row["median"] <= row["high"] for row in rows)
-    assert heard[-1] == (14, 14)
+    assert by["fixed", "limit"]["median"] in {2, 8, 16, 32, 64}
+    known = [row for row in rows if row["median"] is not None]
+    assert all(row["low"] <= row["median"] <= row["high"] for row in known)
+    assert all(set(CONTRACT) <= {m for p, m in by if p == policy} for policy, _ in by)
+    for row in rows:
+        if row["median"] is None:
+            assert (row["low"], row["high"], row["seeds"]) == (None, None, 0)
+            assert result["config"]["absent"][row["metric"]].startswith("null")
+    # Sixteen cells, the measuring of the box, and VTC is no reference without a runaway.
+    assert heard[-1] == (17, 17)
     assert result["config"]["scenarios"]["incident-a"]["pool"] == 67_375
 
 
@@ -119,3 +138,85 @@ def test_history_borrows_until_a_client_has_enough():
     assert history.lengths("new").max() == 59
     assert len(history.beyond("much", 50)) == 9
     assert History().lengths("much") is None
+
+
+def test_references_run_along_but_are_not_reported():
+    result = evaluate(["runaway"], ["kvgate"], seeds=1, quick=True, workers=2)
+    assert {row["policy"] for row in result["rows"]} == {"kvgate"}
+    by = {row["metric"]: row["median"] for row in result["rows"]}
+    assert by["goodput_vs_oracle"] > 0
+    assert 0 < by["runaway_vs_vtc"] < 2
+    assert by["victim_ttft_p99_vs_alone"] < 1.5
+    assert 0 <= by["retry_first_try"] <= 1
+
+
+def test_the_box_is_measured_before_anybody_is_judged():
+    box = calibrate("incident-a", 3600.0)
+    assert box.load == pytest.approx(box.offered_rps / box.capacity_rps)
+    assert 0.005 < box.capacity_rps < 0.1
+    # 19,000 tokens at the 1,300 tokens/s of incident A.
+    assert box.ttft_p50 == pytest.approx(19_000 / 1300, rel=0.05)
+    assert box.ttft_objective_over_p90 == pytest.approx(300.0 / box.ttft_p90)
+
+
+def test_a_refused_client_comes_back_once_when_it_was_told_to():
+    hog = Trace("hog", (Arrival(0.0, 100, 1900), Arrival(0.1, 100, 10)))
+    run = simulate(
+        hog.capped(1900),
+        CoreGate(max_wait_s=2.0),
+        TINY_CPU.with_(name="busy"),
+        seconds=60.0,
+        honour_retries=True,
+    )
+    refused, again = run.flights[1], run.retries
+    assert refused.fate is Fate.REFUSED
+    assert [flight.arrival.at for flight in again] == [
+        pytest.approx(refused.ended + refused.retry_after_s)
+    ]
+    assert first_retries(run) == float(again[0].fate is Fate.SERVED)
+    quiet = simulate(hog, CoreGate(max_wait_s=2.0), TINY_CPU, seconds=60.0)
+    assert first_retries(quiet) is None
+
+
+def test_signals_are_seen_when_something_is_decided():
+    run = simulate(
+        Trace("one", (Arrival(0.0, 100, 500), Arrival(1.0, 100, 10))),
+        CoreGate(max_wait_s=2.0),
+        TINY_CPU,
+        seconds=60.0,
+    )
+    least, _, most = ranges(run)["in_flight"]
+    assert (least, most) == (0.0, 1.0)
+    assert 0 < ranges(run)["promised"][2] <= 1.0
+
+
+def test_the_page_stands_alone_and_fills_the_seven_items(tmp_path, capsys):
+    paths = [str(tmp_path / name) for name in ("r.json", "r.html", "r.md")]
+    argv = ["--quick", "--scenario", "incident-a", "--policy", "none", "--policy", "kvgate"]
+    argv += ["--seeds", "1", "--json", paths[0], "--html", paths[1], "--markdown", paths[2]]
+    assert command.run(argv) == 0
+    said = capsys.readouterr().out
+    assert "kvgate" in said
+    assert " s on " in said, "the wall time"
+    html = (tmp_path / "r.html").read_text()
+    assert [f"<h3>{number}." in html for number in range(1, 8)] == [True] * 7
+    assert "<svg" in html
+    assert not re.search(r"(src|href|url\()\s*=?\s*[\"']?(https?:)?//", html)
+    assert json.loads((tmp_path / "r.json").read_text())["config"]["wall_s"] > 0
+    table = (tmp_path / "r.md").read_text()
+    assert "| kvgate |" in table
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--scenario", "moon"], "there are: azure-conv-1.5x"),
+        (["--policy", "magic"], "worst-case-capped"),
+        (["--seeds", "0"], "at least 1"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(argv, words, tmp_path, capsys):
+    assert command.run([*argv, "--json", str(tmp_path / "x.json")]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1

@@ -1,0 +1,51 @@
+"""`kvgate replay RECORDS URL`: the same arrivals, sizes and shared beginnings, with made-up text.
+
+RECORDS is the JSON-lines file the gate writes. Compare a change with `--json` before and after, and
+`kvgate stress --compare`. A key goes into the environment as KVGATE_KEY. Exit codes: 0 when every
+request was served, 1 when one was not, 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from gateway.cli.stress import finish, key_headers, progress
+from gateway.lab.replay import read, replay
+
+
+def run(argv: list[str]) -> int:
+    """Replay once."""
+    p = argparse.ArgumentParser(prog="kvgate replay", description=__doc__.splitlines()[0])
+    p.add_argument("records", type=Path, metavar="RECORDS", help="the gate's records, JSON lines")
+    p.add_argument("url", metavar="URL", help="http://HOST:PORT of a server or a gate")
+    p.add_argument("--faster", type=float, default=1.0, metavar="X", help="divide pauses by X")
+    p.add_argument(
+        "--as-asked",
+        action="store_true",
+        help="send the caps the clients sent, instead of making answers as long as they were",
+    )
+    p.add_argument("--model", default="default")
+    p.add_argument("--json", type=Path, metavar="PATH", help="write the result there")
+    args = p.parse_args(argv)
+    try:
+        requests = read(args.records)
+        if args.faster <= 0:
+            raise ValueError("--faster must be above 0")  # noqa: TRY301
+    except (OSError, ValueError) as error:
+        print(f"kvgate replay: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    result = asyncio.run(
+        replay(
+            args.url,
+            requests,
+            faster=args.faster,
+            as_asked=args.as_asked,
+            model=args.model,
+            headers=key_headers(),
+            progress=lambda done, total: progress("replay", done, total),
+        )
+    )
+    return finish(result, args.json)

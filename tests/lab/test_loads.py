@@ -1,0 +1,139 @@
+"""Load against a twin: what clients see is counted, and a recorded load comes again."""
+
+import json
+import random
+
+import pytest
+
+from gateway.cli import replay as replay_command
+from gateway.cli import stress as stress_command
+from gateway.lab import synthetic
+from gateway.lab.loads import comparison, table
+from gateway.lab.replay import Recorded, read, replay, texts
+from gateway.lab.stress import DEMANDS, Point, stress
+from gateway.twin import tokenizer
+from gateway.twin.profiles import A10_8B, TINY_CPU
+from gateway.twin.server import TwinServer
+
+
+def test_a_message_is_about_as_long_as_wanted():
+    for size in (50, 5000):
+        chosen = synthetic.words(size - synthetic.FRAME, random.Random(1))
+        content = synthetic.sentence(chosen)
+        prompt = tokenizer.render([{"role": "user", "content": content}])
+        assert abs(tokenizer.count(prompt) - size) <= 5
+
+
+async def test_a_grid_is_served_and_counted():
+    async with TwinServer(A10_8B, speed=50.0) as twin:
+        heard = []
+        result = await stress(
+            twin.url,
+            [Point(1, 100, 5), Point(3, 200, 7)],
+            each=2,
+            progress=lambda point, done, total: heard.append((point.name, done, total)),
+        )
+    first, second, everything = result["rows"]
+    assert (first["served"], first["output_tokens"]) == (2, 10)
+    assert (second["served"], second["output_tokens"]) == (6, 42)
+    assert abs(second["prompt_tokens"] - 1200) <= 30
+    assert (everything["group"], everything["requests"], everything["errors"]) == ("all", 8, {})
+    assert 0 < second["ttft_p50"] <= second["e2e_p50"] <= second["e2e_p99"]
+    assert heard[-1] == ("3 × 200 in, 7 out", 6, 6)
+    assert "3 × 200 in, 7 out" in table(result)
+
+
+async def test_refusals_and_dead_servers_are_errors_by_code():
+    async with TwinServer(TINY_CPU, speed=50.0) as twin:
+        url = twin.url
+        refused = (await stress(url, [Point(2, 20_000, 5)], each=1))["rows"][0]
+    gone = (await stress(url, [Point(1, 10, 5)], each=1))["rows"][0]
+    assert (refused["served"], refused["errors_total"]) == (0, 2)
+    assert gone["errors"] == {"unreachable": 1}
+    assert gone["ttft_p50"] is None
+
+
+def test_the_demands_are_those_of_incident_a():
+    agents, proof = DEMANDS["agents"], DEMANDS["proof"]
+    assert agents.fields == {}
+    assert agents.concurrency * (agents.prompt + 32_000) == 153_000
+    assert proof.fields == {"max_tokens": 15_181, "ignore_eos": True}
+
+
+def test_turns_of_a_conversation_share_what_they_shared():
+    turns = [
+        Recorded(0, "a", 200, 10, None),
+        Recorded(1, "b", 500, 10, None),
+        Recorded(2, "a", 300, 10, None, cached=150),
+        Recorded(3, "a", 400, 10, None, cached=280),
+        Recorded(4, "a", 400, 10, None),
+    ]
+    first, other, second, third, fresh = (text.split() for text in texts(turns))
+    assert second[:150] == first[:150]
+    assert second[150:192] != first[150:192]
+    assert third[:280] == second[:280]
+    assert other[:20] != first[:20] != fresh[:20]
+
+
+def lines(tmp_path, *records):
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def record(second, client="a", **more):
+    at = f"2026-01-01T00:00:{second:06.3f}+00:00"
+    return {"at": at, "client": client, "prompt_tokens": 300, "output_tokens": 6, **more}
+
+
+def test_records_are_read_in_order_of_arrival(tmp_path):
+    path = lines(
+        tmp_path,
+        record(2.5, "b", cap_asked=9, cached_tokens=100),
+        record(1.0),
+        record(1.5, prompt_tokens=None),
+    )
+    assert read(path) == [
+        Recorded(0.0, "a", 300, 6, None),
+        Recorded(1.5, "b", 300, 6, 9, 100),
+    ]
+
+
+async def test_the_same_load_comes_again(tmp_path):
+    path = lines(tmp_path, record(0.0), record(0.2, "b"), record(0.4, cached_tokens=256))
+    async with TwinServer(A10_8B, speed=20.0) as twin:
+        exact = await replay(twin.url, read(path), faster=2.0)
+        asked = await replay(twin.url, read(path), faster=2.0, as_asked=True, seed=1)
+        cached = twin.engine.counters.cached_tokens
+    assert [row["group"] for row in exact["rows"]] == ["a", "b", "all"]
+    for result in (exact, asked):
+        everything = result["rows"][-1]
+        assert (everything["served"], everything["output_tokens"]) == (3, 18)
+        assert everything["seconds"] > 0.2, "pauses are kept, halved"
+    assert cached >= 2 * 192, "the third shares its beginning with the first, both times"
+    assert "+0" not in comparison(exact, exact)
+
+
+def test_two_results_side_by_side(tmp_path, capsys):
+    row = {"group": "g", "served": 4, "errors_total": 0, "tokens_per_s": 10.0}
+    times = dict.fromkeys(("ttft_p50", "ttft_p99", "tpot_p50", "e2e_p50", "e2e_p99"), 2.0)
+    before, after = tmp_path / "b.json", tmp_path / "a.json"
+    before.write_text(json.dumps({"rows": [row | times]}))
+    after.write_text(json.dumps({"rows": [row | times | {"ttft_p99": 1.0}]}))
+    assert stress_command.run(["--compare", str(before), str(after)]) == 0
+    assert "-50 %" in capsys.readouterr().out
+    after.write_text("{}")
+    assert stress_command.run(["--compare", str(before), str(after)]) == 2
+
+
+@pytest.mark.parametrize("content", ["", "words\n", '{"at": "now"}\n'])
+def test_no_records_is_one_sentence(tmp_path, capsys, content):
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    assert replay_command.run([str(path), "http://127.0.0.1:9"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_load_without_a_url_is_usage(capsys):
+    assert stress_command.run([]) == 2
+    assert "URL" in capsys.readouterr().err

@@ -3,6 +3,10 @@
 Both release the GIL while they encode, so a thread can count without stopping the event loop. They
 do not while they build lists of a hundred thousand Python integers; so tiktoken's numpy form and
 tokenizers' batch form without offsets are used, which make none. Only the length is ever looked at.
+
+fastokens (0.3.5) is four to ten times faster than tiktoken on text never seen, and is not used: it
+keeps the words of what it encodes in a cache that nothing switches off. Words of a client's text
+were found in the process's memory after 120,000 others had been encoded, where tiktoken left none.
 """
 
 from __future__ import annotations

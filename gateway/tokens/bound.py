@@ -22,12 +22,31 @@ if TYPE_CHECKING:
 # Tokens a template may put around everything: the longest preambles seen are gpt-oss's system
 # message (about 120) and the tool instructions of Qwen 3 and GLM-4.5 (about 200).
 TEMPLATE: Final = 512
+# The same where an estimate will do, which `usage` corrects: those lengths and a quarter more.
+OUTLINE: Final = 160
+OUTLINE_TOOLS: Final = 400
 # Around one message: role, markers, an empty think block. Measured: 3 to 12 on ten templates.
 MESSAGE: Final = 24
 # Around one tool or tool call, besides its JSON: gpt-oss renders types in TypeScript.
 TOOL: Final = 64
 # Beginning-of-sequence and a dummy space around plain text.
 TEXT: Final = 2
+
+
+def chat_outline(chat: Mapping[str, Any]) -> tuple[str, int]:
+    """(every text of `chat`, one a line; an allowance in tokens for what a template adds to them).
+
+    For a server that counts plain text but no chats. Nothing is rendered, so what comes of it is
+    an estimate.
+    """
+    texts: list[str] = []
+
+    def collect(text: str) -> int:
+        texts.append(text)
+        return 0
+
+    added = _chat_bound(chat, collect) - TEMPLATE
+    return "\n".join(texts), added + (OUTLINE_TOOLS if chat.get("tools") else OUTLINE)
 
 
 def prompts_bound(request: Request, measure: Callable[[str], int] = bytes_bound) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.tokens import nfc
 from gateway.tokens.anthropic import Conversion
@@ -16,6 +16,9 @@ from gateway.tokens.profile import profile_for
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+TOKENIZES_CHATS: Final = (0, 5, 12)
+"""SGLang's first version whose tokenize endpoint takes messages and tools; 0.5.6 takes `prompt`."""
 
 
 async def build_counter(
@@ -31,18 +34,28 @@ async def build_counter(
 
     `remote` posts a body to the server's own /v1/tokenize and returns its `count`; `model_type`
     is the model's config.json's, for images; `chat_template` the server's --chat-template
-    argument; `conversion` what only its arguments tell about Anthropic bodies. Never raises: what is missing or broken becomes one of the counter's `notes`, and
-    the next best way of counting is used. Takes seconds, off the loop.
+    argument; `conversion` what only its arguments tell about Anthropic bodies. Never raises: what
+    is missing or broken becomes one of the counter's `notes`, and the next best way of counting is
+    used. Takes seconds, off the loop.
     """
     files = Files(None, None, None, ())
     if tokenizer_dir is not None:
         files = await asyncio.to_thread(read_files, tokenizer_dir, chat_template)
     await asyncio.to_thread(nfc.warm)
     media, notes = rules_for(model_type, files.processor), files.notes
+    takes_chats = profile_for(engine_version).since >= TOKENIZES_CHATS
     if files.text is None:
-        way = "/v1/tokenize" if remote is not None else "bytes"
+        way = "the server's tokenize endpoint" if remote is not None else "bytes"
         note = f"No tokenizer files to read here: counting by {way}."
-        return Counter(remote=remote, conversion=conversion, media=media, notes=(*notes, note))
+        if remote is not None and not takes_chats:
+            note += " This version takes no chats there: chats are estimated from their texts."
+        return Counter(
+            remote=remote,
+            conversion=conversion,
+            media=media,
+            remote_takes_chats=takes_chats,
+            notes=(*notes, note),
+        )
     if conversion is None and files.template is not None:
         conversion = Conversion(
             toggle=files.template.thinking_argument,
@@ -55,5 +68,6 @@ async def build_counter(
         conversion=conversion,
         media=media,
         exact=found.exact,
+        remote_takes_chats=takes_chats,
         notes=(*notes, *found.notes),
     )

@@ -3,7 +3,7 @@
 Three ways, best first. A local tokenizer renders and counts as the engine does (`local`). Failing
 that, the server's own /v1/tokenize is asked (`remote`): the engine's number, but it blocks the
 engine's HTTP loop for the length of the tokenisation, so only a few at a time, small ones, and not
-for long. Failing that, the bytes bound it (`bound`), scaled by what `usage` has taught (`meter`).
+for long; a server that takes no chats counts a chat's texts, which is an estimate. Failing that, the bytes bound it (`bound`), scaled by what `usage` has taught (`meter`).
 Whatever goes wrong in a better way is counted and the next way answers: a client sees a number or,
 for a body without a prompt, a refusal, never an error of ours. Media are added at their own price.
 """
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gateway.tokens.bound import prompts_bound
+from gateway.tokens.bound import chat_outline, prompts_bound
 from gateway.tokens.images import MediaRules, media_tokens
 from gateway.tokens.meter import Correction, Meter
 from gateway.tokens.model import Accuracy, Counted, Kind, Method
@@ -79,11 +79,16 @@ class Counter:
         conversion: Conversion | None = None,
         media: MediaRules | None = None,
         exact: bool = True,
+        remote_takes_chats: bool = True,
         notes: tuple[str, ...] = (),
     ) -> None:
-        """`exact` tells whether calibration believed `local`; `notes` is what people should read."""
+        """`exact` tells whether calibration believed `local`; `notes` is what people should read.
+
+        `remote_takes_chats` is false of servers before 0.5.12, which count plain text only.
+        """
         self._local = local
         self._remote = remote
+        self._remote_takes_chats = remote_takes_chats
         self._conversion = conversion
         self._media = media or MediaRules()
         # A local estimate is close: believe that it is low, never that it is high.
@@ -110,7 +115,8 @@ class Counter:
         """Our numbers against the engine's since start, and the correction now in force."""
         if self._exact and (self._local or self._remote):
             return self._meter.snapshot(None)
-        basis = Method.ESTIMATE if self._local else Method.BOUND
+        estimates = self._local or (self._remote and not self._remote_takes_chats)
+        basis = Method.ESTIMATE if estimates else Method.BOUND
         return self._meter.snapshot(self._corrections[basis])
 
     async def count(self, kind: Kind, body: Mapping[str, Any], body_bytes: int) -> Counted:
@@ -173,10 +179,13 @@ class Counter:
         if local is not None:
             believed = Method.EXACT if self._exact else Method.ESTIMATE
             ways.append(("local", believed, local.count))
-        if remote is not None:
+        outlined = request.chat is not None and not self._remote_takes_chats
+        if remote is not None and not outlined:
             ways.append(("remote", Method.EXACT, partial(self._ask, remote)))
         if local is not None and request.chat is not None and not local.renders:
             ways.append(("estimate", Method.ESTIMATE, local.estimate))
+        elif remote is not None and outlined:
+            ways.append(("remote", Method.ESTIMATE, partial(self._ask, remote)))
         for name, method, way in ways:
             try:
                 return method, await way(request, body_bytes)
@@ -197,8 +206,11 @@ class Counter:
         try:
             # Waiting for a slot counts too: a burst is worth a moment, a bound is a long guess.
             async with asyncio.timeout(REMOTE_SECONDS), self._remote_slots:
-                if request.chat is not None:
+                if request.chat is not None and self._remote_takes_chats:
                     return (await remote(tokenize_chat(request.chat)),)
+                if request.chat is not None:
+                    text, added = chat_outline(request.chat)
+                    return (added + await remote({"prompt": text}),)
                 return tuple([await _ask_text(remote, prompt) for prompt in request.prompts])
         except TimeoutError:
             raise Unavailable("remote_timeout") from None

@@ -3,6 +3,10 @@
 Both release the GIL while they encode, so a thread can count without stopping the event loop. They
 do not while they build lists of a hundred thousand Python integers; so tiktoken's numpy form and
 tokenizers' batch form without offsets are used, which make none. Only the length is ever looked at.
+
+fastokens (0.3.5) is four to ten times faster than tiktoken on text never seen, and is not used: it
+keeps the words of what it encodes in a cache that nothing switches off. Words of a client's text
+were found in the process's memory after 120,000 others had been encoded, where tiktoken left none.
 """
 
 from __future__ import annotations
@@ -27,6 +31,11 @@ CACHE_BYTES: Final = 32 << 20
 
 _NOTHING: Final[frozenset[str]] = frozenset()
 
+# tiktoken searches a text for special tokens even where none is allowed, with an expression made of
+# all of them. Made of none it matches between any two bytes: 70 ms of 115 for 1 MB of English
+# (0.14.0). Made of this one, of characters no text has in a row, it is a search for a literal.
+_UNUSED_SPECIAL: Final = "\x1e\x1f\x1e\x1f"
+
 
 class Unencodable(Exception):
     """A text that cannot be encoded in bounded time. No real text is known to be one."""
@@ -48,7 +57,7 @@ class TiktokenEncoder:
             "served",
             pat_str=vocabulary.pattern,
             mergeable_ranks=vocabulary.ranks,
-            special_tokens={},
+            special_tokens={_UNUSED_SPECIAL: max(vocabulary.ranks.values()) + 1},
         )
         if self._nfc:
             warm_nfc()

@@ -17,6 +17,8 @@ import jinja2
 import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
+import jinja2.runtime
+import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 if TYPE_CHECKING:
@@ -69,8 +71,35 @@ def _now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # noqa: DTZ005
 
 
+# What a dict has besides its keys. Jinja prefers these to keys of the same name.
+_DICT_ATTRIBUTES: Final = frozenset(dir(dict))
+_ABSENT: Final = object()
+# Types of which the sandbox forbids nothing but names with an underscore in front.
+_HARMLESS: Final = frozenset({str, jinja2.runtime.LoopContext, jinja2.utils.Namespace})
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The same answers for what messages are made of, by a shorter way.
+
+    `message.role` first fails as an attribute of a dict, and each use of a string, a loop or a
+    namespace is looked for in the abstract classes of mutable containers: half the time of
+    rendering a long chat.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - jinja2's own signature
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            found = obj.get(attribute, _ABSENT)
+            return found if found is not _ABSENT else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401
+        if type(obj) in _HARMLESS:
+            return not attr.startswith("_")
+        return super().is_safe_attribute(obj, attr, value)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json

@@ -1,118 +1,87 @@
 """What counting costs, against `tokenizers` in the same run: `python -m tests.bench.tokens_bench`.
 
 Ratios carry over to other machines, times do not. Uses the Qwen 3 tokenizer that the slow suites
-fetch. Medians of several runs on text that no cache has seen, unless said otherwise.
+fetch. Medians of several runs, each on text made for it alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import time
-from pydoc_data import topics
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import tokenizers
 
 from gateway.tokens import Counter, Kind, build_counter
-from gateway.tokens.encoder import TiktokenEncoder
+from gateway.tokens.encoder import load_text_counter
 from gateway.tokens.vocabulary import read_vocabulary
+from tests.bench.fresh_text import code, english, makers
 from tests.tokens import fetch_tokenizers
-from tests.tokens.texts import SENTENCES, library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 FAMILY = "qwen3"
-SIZES = (1_000, 100_000, 250_000)  # tokens
-WORDS = [
-    "模型",
-    "的",
-    "上下文",
-    "长度",
-    "是",
-    "有限",
-    "我们",
-    "需要",
-    "在",
-    "服务器",
-    "之前",
-    "计算",
-    "每个",
-    "请求",
-    "词元",
-    "数量",
-    "以便",
-    "安排",
-    "队列",
-    "和",
-    "内存",
-]
+SIZES = (1_000, 10_000, 100_000, 250_000)  # tokens
 
 
 def alternating_ms(
-    one: Callable[[], object], other: Callable[[], object], runs: int
-) -> tuple[float, float]:
-    """Median milliseconds of both, run in turns so that a busy machine is unkind to both alike."""
-    times: tuple[list[float], list[float]] = ([], [])
+    works: Sequence[Callable[[str], object]], fresh: Callable[[], str], runs: int
+) -> list[float]:
+    """Median milliseconds of each work, in turns, so that a busy machine is unkind to all alike.
+
+    Every call gets a text of its own: no cache of either side has seen it.
+    """
+    times: list[list[float]] = [[] for _ in works]
     for turn in range(runs + 1):
-        for work, kept in zip((one, other), times, strict=True):
+        for work, kept in zip(works, times, strict=True):
+            text = fresh()
             begun = time.perf_counter()
-            work()
+            work(text)
             if turn:  # the first warms up
                 kept.append(time.perf_counter() - begun)
-    return statistics.median(times[0]) * 1e3, statistics.median(times[1]) * 1e3
-
-
-def corpora() -> dict[str, str]:
-    """English prose, Chinese and code, each of some megabytes."""
-    rng = random.Random(9)
-    chinese = "。".join(
-        "".join(rng.choices(WORDS, k=rng.randrange(4, 20))) + rng.choice(SENTENCES[5:6])
-        for _ in range(40_000)
-    )
-    return {
-        "English": "\n".join(topics.topics.values()) * 4,
-        "Chinese": chinese,
-        "code": library() * 4,
-    }
-
-
-def of_tokens(text: str, tokens: int, count: Callable[[str], int]) -> str:
-    """The beginning of `text` that has about so many tokens."""
-    share = len(text) / count(text)
-    return text[: int(tokens * share)]
+    return [statistics.median(kept) * 1e3 for kept in times]
 
 
 def encoding(content: bytes) -> None:
-    """tiktoken against tokenizers, by language and size."""
+    """Ours against both of `tokenizers`' calls, by kind of text and size, on text never seen."""
     reference = tokenizers.Tokenizer.from_buffer(content)
-    encoder = TiktokenEncoder(read_vocabulary(orjson.loads(content)))
-    print(f"{'text':>9} {'tokens':>8} {'tokenizers':>11} {'ours':>8} {'ratio':>7}")
-    for name, text in corpora().items():
+    counter, _ = load_text_counter(content, {})
+    works = (
+        lambda text: reference.encode(text, add_special_tokens=False),
+        lambda text: reference.encode_batch_fast([text], add_special_tokens=False),
+        counter.count,
+    )
+    print(f"{'text':>8} {'tokens':>8} {'encode':>10} {'batch_fast':>10} {'ours':>9} {'ratios':>12}")
+    rng = random.Random(9)
+    for name, make in makers(read_vocabulary(orjson.loads(content)).ranks).items():
+        sample = make(rng, 400_000)
+        share = len(sample) / counter.count(sample)
         for size in SIZES:
-            piece = of_tokens(text, size, encoder.count)
-            runs = 5 if size > 1_000 else 50
-            theirs, ours = alternating_ms(
-                lambda p=piece: reference.encode(p, add_special_tokens=False),  # type: ignore[misc]
-                lambda p=piece: encoder.count(p),  # type: ignore[misc]
-                runs,
+            runs = max(7, 60_000 // size)
+            fresh = partial(make, rng, int(size * share))
+            encode, batch, ours = alternating_ms(works, fresh, runs)
+            print(
+                f"{name:>8} {size:>8,} {encode:>8.2f}ms {batch:>8.2f}ms {ours:>7.2f}ms"
+                f" {encode / ours:>5.1f}x {batch / ours:>4.1f}x"
             )
-            print(f"{name:>9} {size:>8,} {theirs:>9.2f}ms {ours:>6.2f}ms {theirs / ours:>6.1f}x")
 
 
 def conversation(count: Callable[[str], int]) -> list[dict[str, Any]]:
-    """A hundred turns, 150,000 tokens in all."""
-    source = of_tokens(corpora()["English"] + library(), 150_000, count)
-    turns = 101
-    size = len(source) // turns
-    roles = ("user", "assistant")
-    return [
-        {"role": roles[n % 2], "content": source[n * size : (n + 1) * size]} for n in range(turns)
+    """A hundred turns, 150,000 tokens in all: half prose, half code."""
+    rng = random.Random(10)
+    turns, roles = 101, ("user", "assistant")
+    size = int(150_000 / turns * 3.7)
+    made = [
+        {"role": roles[n % 2], "content": (english if n % 4 < 2 else code)(rng, size)}
+        for n in range(turns)
     ]
+    scale = 150_000 / sum(count(message["content"]) for message in made)
+    return [{**m, "content": m["content"][: int(len(m["content"]) * scale)]} for m in made]
 
 
 async def growing(counter: Counter, count: Callable[[str], int]) -> None:
@@ -194,9 +163,11 @@ async def run() -> None:
     begun = time.perf_counter()
     counter = await build_counter(tokenizer_dir=directory, engine_version="0.5.17", remote=None)
     print(f"loading: {time.perf_counter() - begun:.1f} s, proof included")
-    encoder = TiktokenEncoder(read_vocabulary(json.loads(content)))
-    await growing(counter, encoder.count)
-    await lag(counter, of_tokens(corpora()["English"], 250_000, encoder.count))
+    text, _ = load_text_counter(content, {})
+    await growing(counter, text.count)
+    prose = english(random.Random(11), 1_100_000)
+    print(f"a prompt of {text.count(prose):,} tokens, eight times:")
+    await lag(counter, prose)
     await adversarial(counter)
 
 

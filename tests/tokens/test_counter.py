@@ -159,6 +159,42 @@ async def test_remote_answers_are_the_engine_s_own():
     assert (texts.prompts, asked[1:]) == ((41, 41), [{"prompt": "a"}, {"prompt": "b"}])
 
 
+async def test_a_server_that_takes_no_chats_is_asked_about_their_texts():
+    asked = []
+
+    async def remote(body):
+        asked.append(body)
+        return len(body["prompt"].split())
+
+    counter = await build_counter(tokenizer_dir=None, engine_version="0.5.6", remote=remote)
+    assert "estimated from their texts" in counter.notes[0]
+    body = chat("word " * 559)
+    counted = await counter.count(Kind.CHAT, body, 3_000)
+    assert [list(one) for one in asked] == [["prompt"]]
+    assert counted.method is Method.ESTIMATE
+    assert 559 < counted.total < 559 + 250
+    tools = [{"type": "function", "function": {"name": "weather", "description": "says it"}}]
+    with_tools = await counter.count(Kind.CHAT, {**body, "tools": tools}, 3_000)
+    assert with_tools.total > counted.total
+    assert all(word in asked[1]["prompt"] for word in ("weather", "description", "says it"))
+    # What usage says moves the next estimate, and never a plain text's number.
+    counter.observe(counted, counted.total + 300)
+    assert (await counter.count(Kind.CHAT, body, 3_000)).total >= counted.total + 300
+    assert counter.accuracy.unders == 1
+    text = await counter.count(Kind.COMPLETION, {"prompt": "a b c"}, 10)
+    assert (text.prompts, text.method) == ((3,), Method.EXACT)
+
+
+async def test_texts_that_cannot_be_asked_about_leave_the_bound():
+    async def remote(body):
+        raise OSError("refused")
+
+    counter = Counter(remote=remote, remote_takes_chats=False)
+    counted = await counter.count(Kind.CHAT, CHAT, 100)
+    assert counted.method is Method.BOUND
+    assert counter.fallbacks == {"remote_error": 1}
+
+
 async def test_a_failing_remote_leaves_the_bound():
     async def remote(body):
         raise OSError("refused")

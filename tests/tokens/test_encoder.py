@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from gateway.tokens.encoder import (
+    _UNUSED_SPECIAL,
     HuggingFaceEncoder,
     TiktokenEncoder,
     Unencodable,
@@ -199,6 +200,12 @@ def test_a_million_spaces_are_not_encoded(qwen_like):
     encoder = TiktokenEncoder(read_vocabulary(parsed(qwen_like)))
     with pytest.raises(Unencodable):
         encoder.count(" " * 2_000_000)
+
+
+def test_the_special_token_that_is_never_used_is_text_like_any_other(qwen_like):
+    text = f"a{_UNUSED_SPECIAL}b {_UNUSED_SPECIAL * 3}"
+    expected = len(qwen_like.encode(text, add_special_tokens=False))
+    assert counter_for(qwen_like).count(text) == expected
 
 
 def test_the_fallback_ignores_truncation_and_padding():

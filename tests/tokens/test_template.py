@@ -4,6 +4,9 @@ import time
 
 import jinja2
 import pytest
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from gateway.tokens import template as module
 from gateway.tokens.template import ChatTemplate, RenderError
@@ -54,6 +57,21 @@ def test_renders_as_hugging_face(source, expected):
 def test_what_a_template_may_not_do_is_one_error(source):
     with pytest.raises(RenderError):
         render(source)
+
+
+def test_the_shorter_way_through_the_sandbox_gives_jinja_s_own_answers():
+    ours, jinja_s = module._environment(), ImmutableSandboxedEnvironment()
+    loop = LoopContext([1], jinja2.Undefined)
+    values = ["text", loop, Namespace(a=1), {"role": "user", "get": "key", "_x": 1, "none": None}]
+    for value in values:
+        for name in {*dir(value), "role", "get", "_x", "none", "absent", "format", "a"}:
+            answers = [env.getattr(value, name) for env in (ours, jinja_s)]
+            assert type(answers[0]) is type(answers[1]), name
+            if isinstance(answers[0], jinja2.Undefined):
+                texts = [(a._undefined_message, a._undefined_exception) for a in answers]
+                assert texts[0] == texts[1]
+            elif isinstance(answers[0], str | int | None):
+                assert answers[0] == answers[1]
 
 
 def test_an_error_does_not_repeat_the_client_s_text():

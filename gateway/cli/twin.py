@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
 
     try:
         asyncio.run(serve())
-    except (OSError, ValueError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         print(f"kvgate twin: {error}", file=sys.stderr)  # noqa: T201
         return 2
     return 0

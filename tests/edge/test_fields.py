@@ -356,3 +356,11 @@ async def test_the_rank_is_the_ledgers_choice(start, dp: int) -> None:
                 assert seen.body[field] == record["rank"]
                 assert "x-data-parallel-rank" not in seen.headers
             assert {record["rank"] for record in rig.records} <= {0, 1}
+
+
+async def test_stream_options_of_another_type_are_a_400(rig) -> None:
+    """Streamed or not: the engine's own parser refuses it, so it is refused here."""
+    for stream in (True, False):
+        got = await rig.chat(stream=stream, stream_options=5)
+        assert (got.status, got.json()["error"]["param"]) == (400, "stream_options")
+    assert rig.engine.seen == []

@@ -45,7 +45,7 @@ class Chat:
             n=guard.count(body.get("n"), "n"),
             stream=stream,
             model=guard.name(body.get("model")),
-            strip_usage=stream and not _wants_usage(body),
+            strip_usage=not _wants_usage(body) and stream,
         )
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
@@ -79,7 +79,7 @@ class Text:
             n=guard.count(body.get("n"), "n"),
             stream=stream,
             model=guard.name(body.get("model")),
-            strip_usage=stream and not _wants_usage(body),
+            strip_usage=not _wants_usage(body) and stream,
             prompts=guard.prompts(body["prompt"]),
             heavy="echo with logprobs" if echoes else None,
         )

@@ -18,7 +18,7 @@ import pytest
 
 from gateway.cli import main
 from gateway.version import VERSION
-from tests.edge.rig import CHAT, chat
+from tests.edge.rig import CHAT, Peer, chat, request
 from tests.fakes.behaviour import Behaviour
 from tests.fakes.sglang import FakeSGLang
 
@@ -104,19 +104,15 @@ async def test_serve_says_one_line_drains_at_sigterm_and_exits_0(tmp_path) -> No
 async def test_serve_exits_1_where_requests_were_cut(tmp_path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("drain_s: 0.2\n")
-    async with (
-        FakeSGLang() as engine,
-        serving(engine.url, policy) as gate,
-        aiohttp.ClientSession() as http,
-    ):
-        await _ready(gate, http)
+    async with FakeSGLang() as engine, serving(engine.url, policy) as gate:
         engine.default = Behaviour(tokens=3, hold=asyncio.Event(), hold_at=1)
-        body = chat(max_tokens=3, stream=True)
-        async with http.post(gate.url + CHAT, json=body) as answer:
-            seen = await engine.arrived()
-            code, _, err = await gate.end(signal.SIGINT)
-            with pytest.raises(aiohttp.ClientError):
-                await answer.read()
+        host, port = gate.url.removeprefix("http://").split(":")
+        peer = Peer(*await asyncio.open_connection(host, int(port)))
+        await peer.send(request(CHAT, chat(max_tokens=3, stream=True)))
+        seen = await engine.arrived()
+        code, _, err = await gate.end(signal.SIGINT)
+        assert b"[DONE]" not in await peer.rest()
+        peer.reset()
         assert code == 1
         assert seen.how == "aborted"
         assert "Traceback" not in err

@@ -94,7 +94,9 @@ async def test_serve_says_one_line_drains_at_sigterm_and_exits_0(tmp_path) -> No
                         if answer.status == 503:
                             break
             hold.set()
-            assert (await asked).status == 200
+            async with await asked as answer:
+                assert answer.status == 200
+                await answer.read()
         code, out, err = await ending
         assert (code, out) == (0, "")
         lines = [json.loads(line) for line in err.splitlines()]

@@ -8,13 +8,21 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 UV := $(shell command -v uv 2>/dev/null)
 
-.PHONY: demo test lint format types imports test-slow test-real bench lock clean
+# Linters of deploy/ and the maker of the SBOM: large, and no part of the gate.
+TOOLS := .tools
+
+# Compiled modules are kept, whatever the environment says: workers and each `kvgate` that a test
+# starts would compile all of it again, a tenth of the whole.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q
+
+.PHONY: demo test lint format types imports test-slow test-real bench lock sbom clean
 
 demo: $(READY)
 	$(BIN)/kvgate demo
 
 test: $(READY)
-	$(BIN)/pytest -q
+	$(BIN)/python -m compileall -q gateway
+	$(PYTEST) -n 2
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -26,23 +34,39 @@ format: $(READY)
 	$(BIN)/ruff check --fix -q . || true
 	$(BIN)/ruff format -q .
 
-# Soaks and large differential suites: minutes, not seconds.
-test-slow: $(READY)
+# Soaks and large differential suites: minutes, not seconds. Gates that share budgets are compared with
+# one gate, so they have the machine to themselves.
+test-slow: $(READY) $(TOOLS)/ready
 	$(BIN)/python -m tests.tokens.fetch_tokenizers
-	$(BIN)/pytest -q -m slow --timeout 900
+	$(PYTEST) -m slow --timeout 600 tests/lease
+	$(PYTEST) -n 2 -m slow --timeout 1500 --ignore tests/lease
+	$(PYTEST) -n 2 -m "hypothesis and not slow" --hypothesis-profile thorough --timeout 600
 
 # A genuine SGLang on CPU: about two minutes to install once (into .real/), 30 s to start.
 test-real: $(READY)
 	$(BIN)/python -m tests.real.install
-	$(BIN)/pytest -q -m "slow or not slow" --timeout 300 tests/real
+	$(PYTEST) -m "slow or not slow" --timeout 300 tests/real
 
+# Beside other gateways: make bench RIVALS=1 installs them once, into .rivals/ (LiteLLM is large).
 bench: $(READY)
+ifdef RIVALS
+	$(BIN)/python -m tests.bench.rivals
+endif
 	$(BIN)/python -m tests.bench
 
-# The lock file names versions and hashes, never an index.
+# What a plain installation brings with it, with the hashes of the lock: dist/kvgate.cdx.json.
+sbom: $(READY) $(TOOLS)/ready
+	mkdir -p dist
+	$(BIN)/python deploy/runtime_lock.py > dist/runtime.lock
+	$(TOOLS)/bin/cyclonedx-py requirements dist/runtime.lock --pyproject pyproject.toml \
+	  --mc-type application --spec-version 1.6 --output-reproducible -o dist/kvgate.cdx.json
+
+# The lock files name versions and hashes, never an index.
+COMPILE := uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-annotate --no-header
 lock:
-	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --no-annotate --no-header --group dev pyproject.toml -o requirements.lock
+	$(COMPILE) --group dev pyproject.toml -o requirements.lock
+	$(COMPILE) tests/deploy/tools.in -o tests/deploy/tools.lock
 
 $(READY): requirements.lock pyproject.toml
 ifdef UV
@@ -57,5 +81,10 @@ else
 endif
 	touch $(READY)
 
+$(TOOLS)/ready: tests/deploy/tools.lock
+	$(PYTHON) -m venv --clear $(TOOLS)
+	$(TOOLS)/bin/pip install -q --disable-pip-version-check --require-hashes -r tests/deploy/tools.lock
+	touch $(TOOLS)/ready
+
 clean:
-	rm -rf $(VENV) .real .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) .real .clients .rivals .mypy_cache .ruff_cache .pytest_cache .hypothesis

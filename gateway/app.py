@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,23 +18,49 @@ from aiohttp import web
 from gateway import drain
 from gateway.control import ControlPlane
 from gateway.core.admission import Admission
+from gateway.core.amount import NOTHING
 from gateway.edge.backends import Fleet
+from gateway.edge.callers import Callers
+from gateway.edge.deaths import Deaths
+from gateway.edge.face import ClientsApart, Face
 from gateway.edge.handler import DataPlane
+from gateway.edge.leases import Leases
+from gateway.edge.lookout import Lookout, local_server
+from gateway.edge.memory import Memory
 from gateway.edge.reaper import Reaper
+from gateway.edge.signals import Signals
 from gateway.gate import Gate
+from gateway.lease.redis import RedisStore
+from gateway.observe.collector import Collector
 from gateway.observe.journal import Journal
+from gateway.observe.log import Straight, configure
 from gateway.observe.metrics import Metrics
 from gateway.observe.recorder import RecordWriter
-from gateway.policy.clients import Identify, read_secrets
-from gateway.policy.compile import client_rules, queue_rule
+from gateway.observe.traces import Traces
+from gateway.policy.certificate import Presented
+from gateway.policy.change import change
+from gateway.policy.clients import Identify
+from gateway.policy.compile import queue_rule
+from gateway.policy.source import loaded
 from gateway.policy.types import host_port
+from gateway.reload import Reload
+
+if sys.platform != "win32":
+    import resource
 
 if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
     from gateway.gate import Lease
+    from gateway.observe.record import Record
+    from gateway.policy.change import Change
+    from gateway.policy.clients import Secrets
     from gateway.policy.schema import Policy
+    from gateway.policy.source import Loaded, Source
 
 KEEPALIVE_S = 75.0
-"""How long an idle client connection stays open. Longer than the pools of SDKs and proxies keep
+"""How long an idle client connection stays open, and how long the head of a request may take: who
+sends it byte by byte is cut off then (nginx gives 60 s). Longer than the pools of SDKs and proxies keep
 theirs (httpx 5 s, nginx and aiohttp 60 and 15 s), so that the one who closes first is never us."""
 
 HEAD_BYTES = 16 * 1024
@@ -50,15 +78,22 @@ after that the aborts of what was cut: a process that left without them would le
 work for nobody."""
 
 
-class App:
-    """One gate, from its policy. `start`, then `stop`, each once; `run` does both."""
+FILES_BESIDE = 128
+"""Open files beside those of requests: listeners, polls, records, the tokenizer, the control plane."""
 
-    def __init__(self, policy: Policy) -> None:
+
+class App:
+    """One gate, from its policy. `start`, then `stop`, each once.
+
+    `source` is where the policy came from, to be read again; without one it stays as it is.
+    """
+
+    def __init__(self, policy: Policy, source: Source | None = None) -> None:
         self.policy = policy
         self.log = structlog.get_logger("kvgate")
-        secrets = read_secrets(policy)
-        rules = client_rules(policy)
-        self.metrics = Metrics([backend.name for backend in policy.backends], list(rules))
+        named = loaded(policy) if source is None else loaded(policy, source.env)
+        callers = Callers(policy, Identify(policy, named.secrets))
+        self.metrics = Metrics([one.name for one in policy.backends], list(callers.rules))
         self.records = RecordWriter(
             policy.observe.records,
             recent=policy.observe.recent,
@@ -66,30 +101,66 @@ class App:
             keep=policy.observe.records_keep,
             warn=self.log.warning,
         )
-        self.journal = Journal(self.log, self.metrics, self.records)
+        self.journal = Journal(Straight(), self.metrics, self.records)
         # Jitter only spreads retries; nothing secret hangs on it.
         core = Admission(queue_rule(policy), jitter=random.Random().random)  # noqa: S311
+        shared = policy.leases is not None and policy.admission == "on"
+        core.first_ceiling = NOTHING if shared else None
         self.gate = Gate(core, listener=self.journal.transition, on_abandon=self._abandoned)
         self.reaper = Reaper(self.gate.confirmed, self.gate.prolong)
-        keys = {name: key.get_secret_value() for name, key in secrets.backend_keys.items()}
-        self.fleet = Fleet(policy, keys, self.gate)
+        self.deaths = Deaths(self.gate, self.reaper, self.log, policy.observe.crash_reports)
+        self.memory = Memory(policy.state, self.gate, self.log)
+        self.fleet = Fleet(
+            policy,
+            _readable(named.secrets),
+            gate=self.gate,
+            reaper=self.reaper,
+            deaths=self.deaths,
+            signals=Signals(self.gate, self.log),
+            memory=self.memory,
+        )
+        self.leases = self._shares(policy, named.secrets) if shared else None
         self.data = DataPlane(
             policy,
             gate=self.gate,
             fleet=self.fleet,
             reaper=self.reaper,
-            identify=Identify(policy, secrets),
-            rules=rules,
+            callers=callers,
+            deaths=self.deaths,
             journal=self.journal,
         )
-        self.draining = drain.Drain(self.gate, policy.drain_s)
+        self.draining = drain.Drain(self.gate, self.data.under_way, policy.drain_s)
+        self.lookout = Lookout(
+            gate=self.gate,
+            fleet=self.fleet,
+            reaper=self.reaper,
+            journal=self.journal,
+            state=lambda: self.control.state,
+            booked=policy.admission == "on",
+        )
+        self.collector = Collector(
+            self.lookout.take,
+            log=self.log,
+            interval_s=policy.observe.collect_every_s,
+            folder=policy.observe.collect,
+            max_bytes=policy.observe.collect_max_bytes,
+            local=local_server(self.fleet),
+        )
+        self.traces = Traces(policy.observe.otlp, self.log, self._url_of)
+        self.journal.on_end = self._ended
+        self.reload = Reload(source, policy, self.adopt, self.log)
         self.control = ControlPlane(
             gate=self.gate,
             fleet=self.fleet,
             reaper=self.reaper,
             journal=self.journal,
             draining=self.draining,
+            collector=self.collector,
+            reload=self.reload,
+            shadow=policy.admission == "shadow",
+            leases=self.leases,
         )
+        self._tls = None if named.tls is None else Presented(named.tls)
         self._runners: list[web.BaseRunner] = []
         self.listen_url = ""
         self.control_url = ""
@@ -97,7 +168,10 @@ class App:
     async def start(self) -> None:
         """Listen on both planes and begin to watch the servers. Raises OSError for a taken port."""
         self.metrics.set_view(self.gate.view)
-        server = web.Server(
+        self.metrics.set_engines(self.fleet.engines)
+        _enough_files(self.policy.queue.max_requests, self.log)
+        log = ClientsApart()
+        server = Face(
             self.data.handle,
             handler_cancellation=True,  # a client that leaves ends its request, in every phase
             access_log=None,
@@ -105,18 +179,31 @@ class App:
             max_line_size=HEAD_BYTES,
             max_field_size=HEAD_BYTES,
             lingering_time=LINGER_S,
+            logger=log,
         )
         data = web.ServerRunner(server, handle_signals=False, shutdown_timeout=CUT_S)
         control = web.AppRunner(
-            self.control.app(), access_log=None, handle_signals=False, shutdown_timeout=CUT_S
+            self.control.app(),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=CUT_S,
+            logger=log,
         )
         for runner, address in ((data, self.policy.listen), (control, self.policy.control)):
             self._runners.append(runner)
             await runner.setup()
             host, port = host_port(address)
-            await web.TCPSite(runner, host, port, backlog=1024).start()
-        self.listen_url, self.control_url = _url(data), _url(control)
+            tls = self._tls.listening if runner is data and self._tls is not None else None
+            await web.TCPSite(runner, host, port, backlog=1024, ssl_context=tls).start()
+        self.listen_url = _url(data, "http" if self._tls is None else "https")
+        self.control_url = _url(control, "http")
+        await self.memory.start(self.fleet)
         self.fleet.start()
+        if self.leases is not None:
+            self.leases.start()
+        self.collector.start()
+        self.traces.start()
+        self.reload.start()
         self.log.info(
             "listening",
             listen=self.listen_url,
@@ -133,16 +220,87 @@ class App:
 
     async def close(self) -> None:
         """Close everything, whatever of it was opened."""
+        await self.reload.stop()
         for runner in self._runners:
             await runner.cleanup()
         await self.reaper.stop(CUT_S)
+        if self.leases is not None:
+            await self.leases.stop()
+        await self.collector.stop()
+        await self.traces.stop()
         await self.fleet.stop()
+        await self.memory.stop()
         await asyncio.to_thread(self.records.close)
+
+    def _ended(self, record: Record) -> None:
+        self.lookout.ended(record)
+        self.collector.ended(record)
+        self.traces.ended(record)
+
+    def _url_of(self, server: str) -> str | None:
+        backend = self.fleet.backends.get(server)
+        return None if backend is None else backend.url
+
+    def adopt(self, wanted: Loaded) -> Change:
+        """Put another policy in force, in one step, or raise PolicyError and change nothing."""
+        where = "policy" if self.reload.file is None else str(self.reload.file)
+        change_ = change(self.policy, wanted.policy, where, self.fleet.leaving)
+        policy = change_.policy
+        callers = Callers(policy, Identify(policy, wanted.secrets))
+        # From here on nothing can fail and nothing awaits: no request meets half of it.
+        if policy.observe.log_level != self.policy.observe.log_level:
+            configure(policy.observe.log_level)
+        self.policy = policy
+        self.gate.rule(queue_rule(policy))
+        self.data.adopt(policy, callers)
+        self.draining.limit_s = policy.drain_s
+        if self._tls is not None and wanted.tls is not None:
+            self._tls.use(wanted.tls)
+        keys = _readable(wanted.secrets)
+        self.fleet.adopt(policy, keys)
+        self.metrics.set_names(self.fleet.backends, callers.rules)
+        kept = [f"backends[{one.name}] (its key)" for one in self.fleet if one.stays_keyed(keys)]
+        return replace(change_, needs_restart=(*change_.needs_restart, *kept))
+
+    def _shares(self, policy: Policy, secrets: Secrets) -> Leases | None:
+        """Raises StoreError where what they need is not installed."""
+        if (of := policy.leases) is None:
+            return None
+        password = None if secrets.leases is None else secrets.leases.get_secret_value()
+        store = RedisStore(of.url, password=password, prefix=of.prefix)
+        return Leases(store, of.ttl_s, gate=self.gate, fleet=self.fleet, log=self.log)
 
     def _abandoned(self, lease: Lease) -> None:
         self.reaper.bury(lease)
 
 
-def _url(runner: web.BaseRunner) -> str:
+def _readable(secrets: Secrets) -> dict[str, str]:
+    """The servers' keys, as they are sent."""
+    return {name: key.get_secret_value() for name, key in secrets.backend_keys.items()}
+
+
+def _enough_files(waiting: int, log: FilteringBoundLogger) -> None:
+    """Raise the limit of open files to what the system allows, and say so if it is too low.
+
+    A waiting request has one connection, a running one two; as many may run as wait.
+    """
+    if sys.platform == "win32":
+        return
+    needed = 3 * waiting + FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = float("inf") if hard == resource.RLIM_INFINITY else hard
+    if soft not in {hard, resource.RLIM_INFINITY} and soft < needed:
+        soft = needed if needed <= most else hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        log.warning(
+            "few_open_files",
+            limit=soft,
+            needed=needed,
+            reason="with a full queue connections will be refused; raise it: ulimit -n",
+        )
+
+
+def _url(runner: web.BaseRunner, scheme: str) -> str:
     host, port = runner.addresses[0][:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

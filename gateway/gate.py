@@ -15,17 +15,22 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-from gateway.core.model import Granted, Outcome, Refused, Release
+from gateway.core.appetite import appetite, steady
+from gateway.core.envelope import LEAST_SHARE
+from gateway.core.model import Granted, Outcome, Refused, Release, Released
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import TracebackType
 
     from gateway.core.admission import Admission
+    from gateway.core.amount import Amount
+    from gateway.core.appetite import Appetite
     from gateway.core.model import (
         Grant,
         PoolId,
         PoolLimits,
+        QueueRule,
         Refusal,
         RequestId,
         Ticket,
@@ -51,8 +56,14 @@ class Lease:
         self.grace_s = grace_s
         self._gate = gate
         self._grant: Grant | None = None
+        self.generated = 0  # tokens so far, over all sequences
         self._sent = False
         self._outcome: Outcome | None = None
+
+    @property
+    def void(self) -> bool:
+        """Whether the reservation was written off: the server it was on has died."""
+        return self._gate.is_void(self.ticket.id)
 
     @property
     def grant(self) -> Grant:
@@ -92,7 +103,12 @@ class Lease:
 
     def true_up(self, generated: int) -> None:
         """So many tokens have been generated, over all sequences."""
+        self.generated = generated
         self._gate.core.true_up(self.ticket.id, generated)
+
+    def cached(self, tokens: int) -> None:
+        """So many prompt tokens lay in the server's cache."""
+        self._gate.core.cached(self.ticket.id, tokens)
 
     def end(self, outcome: Outcome) -> None:
         """The engine is done with this request. Later calls change nothing: it ended once."""
@@ -106,11 +122,12 @@ class Lease:
             self._leave(outcome)
 
     async def requeue(self, pause_s: float) -> None:
-        """The server pushed the request back before it started: wait again, with the old place.
+        """The server pushed the request back before it started, or died under it: wait again, with
+        the old place. Nothing starts on that server for `pause_s`, unless it has died.
 
         Raises Shed when its time in the queue is over.
         """
-        self._grant, self._sent = None, False
+        self._grant, self._sent, self.generated = None, False, 0
         self._grant = await self._gate.regrant(self.ticket, pause_s)
 
     def _leave(self, outcome: Outcome) -> None:
@@ -140,11 +157,12 @@ class Gate:
         self._on_abandon = on_abandon
         self._waiters: dict[RequestId, asyncio.Future[Grant]] = {}
         self._granted: dict[RequestId, Grant] = {}
+        self._holders: set[RequestId] = set()  # granted, and not let go by their client
+        self._void: set[RequestId] = set()  # of these, whose server died
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None  # uvloop's handles forget theirs once they are done
         self._idle = asyncio.Event()
         self._idle.set()
-        self._holding = 0
 
     def admit(self, ticket: Ticket, *, grace_s: float) -> Lease:
         """A lease for `ticket`; entering it waits for the grant and raises `Shed` when refused."""
@@ -158,7 +176,7 @@ class Gate:
 
     async def regrant(self, ticket: Ticket, pause_s: float) -> Grant:
         """Put back and wait again."""
-        self._hold(-1)
+        self._let_go(ticket.id)
         return await self._wait(ticket.id, lambda now: self.core.requeue(ticket.id, now, pause_s))
 
     def first_token(self, ident: RequestId) -> None:
@@ -167,14 +185,18 @@ class Gate:
 
     def settle(self, ident: RequestId, outcome: Outcome, why: Release) -> None:
         """Release, once."""
-        self._hold(-1)
+        self._let_go(ident)
         self._apply(self.core.settle(ident, outcome, self.now(), why))
 
     def abandon(self, lease: Lease, outcome: Outcome) -> None:
         """Keep the reservation until confirmed, and say whom to abort."""
-        self._hold(-1)
+        self._let_go(lease.ticket.id)
         self._apply(self.core.abandon(lease.ticket.id, outcome, self.now(), lease.grace_s))
         self._on_abandon(lease)
+
+    def is_void(self, ident: RequestId) -> bool:
+        """Whether the reservation of a granted request was written off."""
+        return ident in self._void
 
     # ---- for the watchers of servers -----------------------------------------------------------
 
@@ -194,6 +216,87 @@ class Gate:
         """Whether work may start on a pool."""
         self._apply(self.core.set_open(pool, self.now(), is_open=is_open))
 
+    def pause(self, pool: PoolId, pause_s: float) -> None:
+        """Nothing new starts on a pool for so many seconds."""
+        self._apply(self.core.pause(pool, self.now(), pause_s))
+
+    def remove(self, pools: Collection[PoolId]) -> bool:
+        """Forget pools that no request names any more; whether that could be done."""
+        return self.core.remove(pools)
+
+    def rule(self, queue: QueueRule) -> None:
+        """Other bounds of the queue. Who waits goes on waiting as long as it was told."""
+        self.core.queue = queue
+
+    def occupy(self, pool: PoolId, kv: int, slots: int) -> None:
+        """Charge a pool with tokens and sequences that run there without a ticket of ours.
+
+        Replaces the last such charge; zero takes it away.
+        """
+        self._apply(self.core.foreign(pool, kv, slots, self.now()))
+
+    def occupied(self, pool: PoolId) -> tuple[int, int]:
+        """What `occupy` last said: tokens, sequences."""
+        ledger = self.core.books.pools[pool].ledger
+        return ledger.foreign, ledger.foreign_slots
+
+    def uses(self, pool: PoolId) -> tuple[int, int]:
+        """KV tokens that our requests use on a pool now, at least and at most: of a prompt that is
+        being read any part may be in, and the last page of each sequence may be empty but for one."""
+        ledger = self.core.books.pools[pool].ledger
+        holds = ledger.holds.values()
+        least = sum(hold.used for hold in holds)
+        reading = sum(hold.prompt for hold in holds if hold.prefilling)
+        return least, least + reading + ledger.slots * ledger.limits.page
+
+    def worst(self, pool: PoolId) -> int:
+        """KV tokens a pool would come to if every cap were used."""
+        return self.core.books.pools[pool].ledger.worst
+
+    def ceiling(self, pool: PoolId, ceiling: Amount, until: float) -> None:
+        """Grant no more than that of a pool in all, until then (the loop's clock), and after it nothing."""
+        self._apply(self.core.ceiling(pool, ceiling, self.now(), until))
+
+    def appetite(self, pool: PoolId) -> Appetite:
+        """What is held of a pool, and what those who wait for it would take."""
+        return appetite(self.core.books, pool, self.now())
+
+    def waits(self, pool: PoolId) -> bool:
+        """Whether anybody waits for a pool."""
+        return self.core.books.wanting(pool) > 0
+
+    def steady(self, pool: PoolId, before: float) -> int:
+        """Sequences there that were granted before that (the loop's clock) and that nobody has left."""
+        return steady(self.core.books.pools[pool].ledger, before)
+
+    def used(self, pool: PoolId) -> int:
+        """KV tokens our requests are known to have there, and will have once their prompts are in."""
+        ledger = self.core.books.pools[pool].ledger
+        return sum(hold.used for hold in ledger.holds.values()) + ledger.prefill
+
+    def limits(self, pool: PoolId) -> PoolLimits | None:
+        """Of a pool as a whole; None where it is unknown."""
+        known = self.core.books.pools.get(pool)
+        return None if known is None else known.ledger.limits
+
+    def retracted(self, pool: PoolId) -> None:
+        """The engine took memory back from requests under way."""
+        self._apply(self.core.retracted(pool, self.now()))
+
+    def share(self, pool: PoolId) -> float:
+        """How much of a pool is planned with, by what was learned of it (see `core.envelope`)."""
+        return self.core.books.pools[pool].ledger.envelope.share
+
+    def recall(self, pool: PoolId, share: float) -> None:
+        """What an earlier gate had learned of a pool that nothing has started on yet."""
+        self.core.books.pools[pool].ledger.envelope.share = min(max(share, LEAST_SHARE), 1.0)
+
+    def says_ratio(self, pool: PoolId, ratio: float | None) -> None:
+        """The engine's new_token_ratio. Taken only while something runs there: an idle engine has
+        gone back to its first ratio and does not report that before it works again."""
+        holds = self.core.books.pools[pool].ledger.holds
+        self.core.ratio(pool, ratio if holds else None)
+
     def void(self, pool: PoolId) -> None:
         """A server died."""
         self._apply(self.core.void(pool, self.now()))
@@ -209,7 +312,7 @@ class Gate:
     @property
     def holding(self) -> int:
         """Leases held by clients now (abandoned ones not counted)."""
-        return self._holding
+        return len(self._holders)
 
     def view(self) -> View:
         """A snapshot of the books."""
@@ -247,32 +350,41 @@ class Gate:
             self._listener(transition)
             if isinstance(transition, Granted):
                 ident = transition.grant.id
-                self._hold(+1)
+                self._idle.clear()
+                self._holders.add(ident)
                 self._granted[ident] = transition.grant
                 if not self._waiters[ident].done():
                     self._waiters[ident].set_result(transition.grant)
+            elif isinstance(transition, Released):
+                if transition.why is Release.VOIDED and transition.id in self._holders:
+                    self._void.add(transition.id)
             elif isinstance(transition, Refused):
                 waiter = self._waiters[transition.id]
                 if not waiter.done():
                     waiter.set_exception(Shed(transition.refusal, transition.queued_s))
         self._set_timer()
 
-    def _hold(self, change: int) -> None:
-        self._holding += change
-        if self._holding:
-            self._idle.clear()
-        else:
+    def _let_go(self, ident: RequestId) -> None:
+        self._holders.discard(ident)
+        self._void.discard(ident)
+        if not self._holders:
             self._idle.set()
 
     def _set_timer(self) -> None:
-        wake = self.core.next_wakeup()
-        if wake == self._timer_at:
+        """Wake in time. A timer that is too early is left to find that out by itself: nearly every
+        request sets one and is over long before it."""
+        wake, at = self.core.next_wakeup(), self._timer_at
+        if wake is None or (at is not None and at <= wake):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = wake
-        self._timer = None if wake is None else asyncio.get_running_loop().call_at(wake, self._tick)
+        self._timer = asyncio.get_running_loop().call_at(wake, self._tick)
 
     def _tick(self) -> None:
         self._timer = self._timer_at = None
-        self._apply(self.core.advance(self.now()))
+        wake, now = self.core.next_wakeup(), self.now()
+        if wake is not None and wake <= now:
+            self._apply(self.core.advance(now))
+        else:
+            self._set_timer()

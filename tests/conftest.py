@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import settings
 
-# A loaded two-core machine makes single examples slow; the suite's own time limit bounds them.
-settings.register_profile("kvgate", deadline=None)
-settings.load_profile("kvgate")
+# Before anybody imports it: asserts in the rig should show their values, as those of tests do.
+pytest.register_assert_rewrite("tests.edge.rig")
+
+# A loaded two-core machine makes single examples slow; the suite's own time limit bounds them. Half of
+# Hypothesis' own number of examples each time, of which no two runs have the same; `make test-slow`
+# goes through the same tests with six times as many.
+settings.register_profile("kvgate", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=300)
+settings.load_profile("kvgate")  # --hypothesis-profile says otherwise
 
 
 def pytest_configure() -> None:

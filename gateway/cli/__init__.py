@@ -15,6 +15,8 @@ COMMANDS = {
     "check": "validate policy files",
     "schema": "print the JSON schema of policy files",
     "count": "count the tokens of a file or request body",
+    "plan": "the memory of a card: pool, context, headroom; what to set",
+    "audit": "a server's arguments, or a launch line, against the policy",
     "evaluate": "compare policies on the twin, in virtual time",
     "stress": "load a server: concurrency x prompt x output",
     "replay": "the same load again, from the gate's records",
@@ -38,9 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] not in COMMANDS:
         print(f"kvgate: there is no command {argv[0]!r}; see kvgate --help", file=sys.stderr)  # noqa: T201
         return 2
-    # Each command imports only what it needs: `kvgate check` starts without an HTTP server.
-    command = importlib.import_module(f"gateway.cli.{argv[0]}")
     try:
+        # Each command imports only what it needs: `kvgate check` starts without an HTTP server.
+        command = importlib.import_module(f"gateway.cli.{argv[0]}")
         code: int = command.run(argv[1:])
     except KeyboardInterrupt:
         return 130

@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def _count(options: argparse.Namespace) -> None:
-    counter = await _counter(options.tokenizer, options.engine_version)
+    counter = await _counter(options)
     if options.jsonl is not None:
         await _count_lines(counter, options.jsonl)
     else:
@@ -67,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--engine-version", metavar="X.Y.Z", help="render chats as this SGLang does (newest known)"
     )
+    parser.add_argument(
+        "--fast",
+        action="store_true",
+        help="encode with fastokens (kvgate[fast]) if it counts alike",
+    )
     return parser
 
 
@@ -75,11 +80,17 @@ def _fail(sentence: str) -> int:
     return USAGE
 
 
-async def _counter(directory: Path, version: str | None) -> Counter:
+async def _counter(options: argparse.Namespace) -> Counter:
+    directory: Path = options.tokenizer
     if not (directory / "tokenizer.json").is_file():
         needed = f"{directory} must be a directory with a tokenizer.json in it."
         raise _BadInput(needed)
-    counter = await build_counter(tokenizer_dir=directory, engine_version=version, remote=None)
+    counter = await build_counter(
+        tokenizer_dir=directory,
+        engine_version=options.engine_version,
+        remote=None,
+        fast=options.fast,
+    )
     for note in counter.notes:
         sys.stderr.write(f"kvgate count: {note}\n")
     return counter

@@ -14,14 +14,16 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gateway.lab.cells import POLICIES
+from gateway.lab.cells import ABLATIONS, FLEET, POLICIES
 from gateway.lab.evaluate import evaluate
 from gateway.lab.page import page
 from gateway.lab.scenarios import SCENARIOS
 from gateway.lab.tables import markdown, text
 
+USUAL = [name for name in dict.fromkeys((*POLICIES, *FLEET)) if name not in ABLATIONS]
 SEEDS = 5  # enough for an interval that is not just the extremes
-QUICK_SEEDS = 3
+QUICK_SEEDS = 2
+QUICK_ONES = tuple(name for name, scenario in SCENARIOS.items() if scenario.quick)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,9 +31,15 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="kvgate evaluate",
         description="Compare admission policies on a model of the engine, under the same arrivals.",
-        epilog=f"scenarios: {' '.join(SCENARIOS)}; policies: {' '.join(POLICIES)}",
+        epilog=f"scenarios: {' '.join(SCENARIOS)}; policies: {' '.join(POLICIES)}; before "
+        f"several servers: {' '.join(FLEET)}; "
+        f"on request only: {' '.join(ABLATIONS)}",
     )
-    p.add_argument("--quick", action="store_true", help="a quarter of each scenario, three seeds")
+    p.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{' '.join(QUICK_ONES)}, a quarter of each, {QUICK_SEEDS} seeds",
+    )
     p.add_argument("--scenario", action="append", metavar="S", help="only this (may be repeated)")
     p.add_argument("--policy", action="append", metavar="P", help="only this (may be repeated)")
     p.add_argument("--seeds", type=int, metavar="N", help=f"repeats (default {SEEDS})")
@@ -58,8 +66,8 @@ def run(argv: list[str]) -> int:
         for path in filter(None, (args.json, args.html, args.markdown)):
             path.parent.mkdir(parents=True, exist_ok=True)
         result = evaluate(
-            args.scenario or list(SCENARIOS),
-            args.policy or list(POLICIES),
+            args.scenario or (list(QUICK_ONES) if args.quick else list(SCENARIOS)),
+            args.policy or USUAL,
             seeds=seeds,
             quick=args.quick,
             workers=args.workers,

@@ -34,7 +34,11 @@ def run(argv: list[str]) -> int:
         requests = read(args.records)
         if args.faster <= 0:
             raise ValueError("--faster must be above 0")  # noqa: TRY301
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        words = f"{args.records} cannot be read: {error.strerror or error}"
+        print(f"kvgate replay: {words}", file=sys.stderr)  # noqa: T201
+        return 2
+    except ValueError as error:
         print(f"kvgate replay: {error}", file=sys.stderr)  # noqa: T201
         return 2
     result = asyncio.run(

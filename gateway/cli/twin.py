@@ -9,6 +9,8 @@ import sys
 from gateway.twin.profiles import PROFILES
 from gateway.twin.server import TwinServer
 
+LAST_PORT = 65_535
+
 
 def run(argv: list[str]) -> int:
     """Serve until interrupted; prints one line when ready."""
@@ -19,6 +21,13 @@ def run(argv: list[str]) -> int:
     p.add_argument("--version", default="0.5.17", help="the SGLang version to behave like")
     p.add_argument("--speed", type=float, default=1.0, help="how much faster time runs")
     args = p.parse_args(argv)
+    if not 0 <= args.port <= LAST_PORT or args.speed <= 0:
+        print(  # noqa: T201
+            f"kvgate twin: --port takes 0 (any) to {LAST_PORT} and --speed a number above 0, "
+            f"not {args.port} and {args.speed:g}",
+            file=sys.stderr,
+        )
+        return 2
 
     async def serve() -> None:
         server = TwinServer(
@@ -35,6 +44,7 @@ def run(argv: list[str]) -> int:
     try:
         asyncio.run(serve())
     except (OSError, OverflowError, ValueError) as error:
-        print(f"kvgate twin: {error}", file=sys.stderr)  # noqa: T201
+        why = (isinstance(error, OSError) and error.strerror) or error
+        print(f"kvgate twin: {why}", file=sys.stderr)  # noqa: T201
         return 2
     return 0

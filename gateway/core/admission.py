@@ -2,24 +2,22 @@
 
 Every method is one synchronous step: it takes `now`, changes the books, tries to start whatever
 fits, and returns the transitions in the order they happened. A grant is in the ledger before it is
-returned, so there is nothing to check later. Who starts next is decided in `choice`.
+returned, so there is nothing to check later. Who starts next is decided in `choice`; the moves that
+decisions are made of are in `turns`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gateway.core import door
-from gateway.core.books import Books, Pool, Timer
-from gateway.core.choice import next_to_start
-from gateway.core.drainrate import DrainRate, retry_after_s
+from gateway.core.books import Pool, Timer
 from gateway.core.flows import Entry, longest
-from gateway.core.ledger import LedgerError, PoolLedger
+from gateway.core.ledger import PoolLedger
 from gateway.core.model import (
     Code,
     Ended,
-    Grant,
-    Granted,
     Lingering,
     Outcome,
     Queued,
@@ -30,32 +28,29 @@ from gateway.core.model import (
     Resized,
     View,
 )
+from gateway.core.sums import LedgerError
+from gateway.core.turns import NOBODY, Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Collection
 
+    from gateway.core.amount import Amount
+    from gateway.core.lengths import Lengths
     from gateway.core.model import (
         Demand,
         PoolId,
         PoolLimits,
-        QueueRule,
         RequestId,
         Ticket,
         Transition,
     )
 
 
-class Admission:
+class Admission(Turns):
     """Every decision about every request. `jitter` returns a number in [0, 1)."""
 
-    def __init__(
-        self, queue: QueueRule, *, now: float = 0.0, jitter: Callable[[], float] = lambda: 0.0
-    ) -> None:
-        self.queue = queue
-        self.books = Books()
-        self._jitter = jitter
-        self._drain = DrainRate(started=now)
-        self._draining = False
+    first_ceiling: Amount | None = None
+    """The ceiling of a pool that is new: nothing, where others may use it as well."""
 
     # ---- requests ------------------------------------------------------------------------------
 
@@ -66,21 +61,24 @@ class Admission:
             msg = f"{ident} is at the gate already"
             raise LedgerError(msg)
         out = self._due(now)
-        demands, refusal = self._door(ticket, now)
+        lengths = self.books.lengths_of(ticket)
+        demands, refusal = self._door(ticket, lengths, now)
         if refusal is not None:
             out.append(Refused(ident, refusal))
             self._pump(now, out)  # what was due may have made room for others
             return out
-        wait_until = now + self.queue.max_wait_s
+        place = self._recall.place(ticket, now)
         entry = Entry(
             ticket=ticket,
-            seq=self.books.next_seq(),
+            seq=self.books.next_seq() if place is None else place[0],
+            came_back=place is not None,
             since=now,
-            expires=wait_until if ticket.deadline is None else min(wait_until, ticket.deadline),
+            expires=self._expires(ticket, demands, now),
             need=min(demand.kv for demand in demands.values()),
             demands=demands,
+            lengths=lengths,
         )
-        self.books.enqueue(entry)
+        self.books.arrive(entry, None if place is None else place[1])
         self._pump(now, out)
         if ident in self.books.waiting:
             self._keep_client_bound(entry, now, out)
@@ -106,9 +104,13 @@ class Admission:
 
     def true_up(self, ident: RequestId, generated: int) -> None:
         """What was generated so far, over all sequences: forecast becomes fact."""
+        self.books.grew(ident, generated)
+
+    def cached(self, ident: RequestId, tokens: int) -> None:
+        """The server said how much of a prompt it had in its cache."""
         hold = self.books.live(ident)
         if hold is not None:
-            hold.generated = max(hold.generated, generated)
+            self.books.pools[self.books.held[ident].pool].prefixes.found(hold.hoped, tokens)
 
     def settle(
         self, ident: RequestId, outcome: Outcome, now: float, why: Release = Release.ENDED
@@ -116,7 +118,7 @@ class Admission:
         """A granted request ended and the engine is done with it: release, once."""
         self.books.mine(ident, "settle")
         out: list[Transition] = []
-        self._let_go(ident, why, now, out)
+        self._let_go(ident, why, now, out, learn=outcome is Outcome.COMPLETED)
         out.append(Ended(ident, outcome))
         return out + self.advance(now)
 
@@ -184,10 +186,12 @@ class Admission:
         known = self.books.pools.get(pool)
         before = None
         if known is None:
-            self.books.pools[pool] = Pool(PoolLedger(pool, limits))
+            known = self.books.pools[pool] = Pool(
+                PoolLedger(pool, limits, ceiling=self.first_ceiling)
+            )
         else:
             before = known.ledger.limits
-            known.ledger.limits = limits
+        known.ledger.resized(limits)
         out: list[Transition] = [Resized(pool, before, limits)]
         for ident in list(self.books.waiting):
             self._judge_again(ident, now, out)
@@ -200,14 +204,69 @@ class Admission:
             self.books.pools[pool].fence = None
         return self.advance(now)
 
+    def pause(self, pool: PoolId, now: float, pause_s: float) -> list[Transition]:
+        """Nothing new starts on a pool for so long; who waits goes on waiting. Raises KeyError for an
+        unknown pool."""
+        place = self.books.pools[pool]
+        place.paused_until = max(place.paused_until, now + pause_s)
+        self.books.at(place.paused_until, Timer.UNPAUSE, NOBODY)
+        return self.advance(now)
+
+    def remove(self, pools: Collection[PoolId]) -> bool:
+        """Forget pools of which nobody holds anything, for which nobody waits and to which nobody
+        could be put back. Whether that was so of all; otherwise nothing changes."""
+        if not all(self.books.unused(pool) for pool in pools):
+            return False
+        for pool in pools:
+            self.books.forget(pool)
+        return True
+
     def void(self, pool: PoolId, now: float) -> list[Transition]:
         """The server died: everything it held is gone. Requests end when their callers say so."""
         out: list[Transition] = []
-        for ident in list(self.books.pools[pool].ledger.holds):
+        ledger = self.books.pools[pool].ledger
+        if ledger.holds:
+            ledger.envelope.died(ledger.used / max(ledger.grants.kv_tokens, 1))
+        ledger.confidence.forget()
+        ledger.shared_with(0, 0)
+        self.books.pools[pool].prefixes.forget()
+        for ident in list(ledger.holds):
             hold = self.books.void(ident)
             out.append(Released(ident, pool, hold.demand, Release.VOIDED))
         self._drain.busy(now, is_busy=bool(self.books.held))
         return out + self.advance(now)
+
+    def retracted(self, pool: PoolId, now: float) -> list[Transition]:
+        """The engine took memory back from requests under way: less is safe than was planned."""
+        ledger = self.books.pools[pool].ledger
+        ledger.envelope.retracted()
+        ledger.confidence.alarm(now)
+        return self.advance(now)
+
+    def foreign(self, pool: PoolId, tokens: int, slots: int, now: float) -> list[Transition]:
+        """So many tokens and sequences run there without a ticket of ours: room is left for them.
+
+        Replaces what was said before. Who waits is not judged by it: it passes. Raises KeyError for
+        an unknown pool.
+        """
+        self.books.pools[pool].ledger.shared_with(tokens, slots)
+        return self.advance(now)
+
+    def ceiling(
+        self, pool: PoolId, ceiling: Amount | None, now: float, until: float = math.inf
+    ) -> list[Transition]:
+        """Grant no more than that of a pool in all, until `until`; then nothing, until told again.
+
+        What is held above it finishes. Who waits is not judged by it, as it may be more tomorrow.
+        None: all of it. Raises KeyError for an unknown pool.
+        """
+        self.books.pools[pool].until = until
+        self.books.pools[pool].ledger.bound_by(ceiling)
+        return self.advance(now)
+
+    def ratio(self, pool: PoolId, ratio: float | None) -> None:
+        """The engine's own new_token_ratio, as it says it (see mirror). None: it does not say."""
+        self.books.pools[pool].ledger.mirror.said = ratio
 
     def drain(self, now: float) -> list[Transition]:
         """Admit nothing more: what waits is refused now, what runs may finish."""
@@ -235,21 +294,28 @@ class Admission:
 
     # ---- the door ------------------------------------------------------------------------------
 
-    def _door(self, ticket: Ticket, now: float) -> tuple[dict[PoolId, Demand], Refusal | None]:
+    def _door(
+        self, ticket: Ticket, lengths: Lengths, now: float
+    ) -> tuple[dict[PoolId, Demand], Refusal | None]:
         """What `ticket` would take where, or why it is refused without queueing."""
         if self._draining:
-            return {}, self._refusal(Code.DRAINING, "the gate is shutting down", 0, now)
-        demands, misfit = door.demands_of(ticket, self.books.pools)
+            return {}, self._refusal(Code.DRAINING, "the gate is shutting down")
+        demands, misfit = door.demands_of(ticket, self.books.pools, lengths)
         if misfit is not None:
             return {}, door.never(misfit)
+        under_way = self.books.under_way(ticket.client)
+        if (spent := self.meters.spent(ticket.client, under_way, now)) is not None:
+            return {}, door.over_quota(spent)
         if not any(self.books.pools[pool].open for pool in demands):
-            return {}, self._refusal(Code.NO_BACKEND, "no server is ready for this request", 0, now)
+            return {}, self._refusal(Code.NO_BACKEND, "no server is ready for this request")
         return demands, None
 
     def _judge_again(self, ident: RequestId, now: float, out: list[Transition]) -> None:
         """Limits changed: what would a waiting request take now?"""
         entry = self.books.entry(ident)
-        demands, misfit = door.demands_of(entry.ticket, self.books.pools)
+        ticket = entry.ticket
+        lengths = self.books.lengths_of(ticket)
+        demands, misfit = door.demands_of(ticket, self.books.pools, lengths)
         if misfit is not None:
             self.books.dequeue(ident)
             out.append(Refused(ident, door.never(misfit), now - entry.since))
@@ -285,89 +351,3 @@ class Admission:
             self._evict(victim.ticket.id, Code.QUEUE_FULL, message, now, out, new=victim is entry)
             if victim is entry:
                 return
-
-    # ---- the pump ------------------------------------------------------------------------------
-
-    def _pump(self, now: float, out: list[Transition]) -> None:
-        """Grant until nothing more fits."""
-        while self.books.waiting and (choice := next_to_start(self.books, now)) is not None:
-            entry, ledger, demand = choice
-            self.books.hold(entry, ledger.pool, demand, now)
-            self._drain.busy(now, is_busy=True)
-            asked = entry.ticket.ask.cap
-            out.append(
-                Granted(
-                    Grant(
-                        id=entry.ticket.id,
-                        pool=ledger.pool,
-                        demand=demand,
-                        clamped_from=asked if asked is not None and demand.cap < asked else None,
-                        injected=asked is None,
-                        queued_s=now - entry.since,
-                    )
-                )
-            )
-
-    # ---- ends ----------------------------------------------------------------------------------
-
-    def _let_go(self, ident: RequestId, why: Release, now: float, out: list[Transition]) -> None:
-        """Take a held request out of the books; a voided one has nothing left in them."""
-        pool = self.books.held[ident].pool
-        hold = self.books.let_go(ident)
-        if hold is not None:
-            self._drain.released(hold.demand.kv, now)
-            self._drain.busy(now, is_busy=bool(self.books.held))
-            out.append(Released(ident, pool, hold.demand, why))
-
-    def _evict(
-        self,
-        ident: RequestId,
-        code: Code,
-        message: str,
-        now: float,
-        out: list[Transition],
-        *,
-        new: bool = False,
-    ) -> None:
-        entry = self.books.dequeue(ident)
-        refusal = self._refusal(code, message, entry.need, now)
-        out.append(Refused(ident, refusal, None if new else now - entry.since))
-
-    def _refusal(self, code: Code, message: str, need: int, now: float) -> Refusal:
-        pools = self.books.pools.values()
-        free = sum(max(0, pool.ledger.free) for pool in pools if pool.open)
-        eta = self._drain.eta_s(self.books.tokens + need - free, now)
-        return Refusal(
-            code=code,
-            message=message,
-            needed=need or None,
-            available=free,
-            position=len(self.books.waiting) + 1,
-            eta_s=eta,
-            retry_after_s=retry_after_s(eta, self._jitter),
-        )
-
-    def _due(self, now: float) -> list[Transition]:
-        out: list[Transition] = []
-        while (timer := self.books.due(now)) is not None:
-            self._fire(*timer, now, out)
-        return out
-
-    def _fire(self, what: Timer, ident: RequestId, now: float, out: list[Transition]) -> None:
-        """One due timer; those whose request has moved on since do nothing."""
-        match what:
-            case Timer.EXPIRE:
-                if ident in self.books.waiting:
-                    entry = self.books.entry(ident)
-                    message = f"waited {now - entry.since:.0f} s for room on a server"
-                    self._evict(ident, Code.QUEUE_TIMEOUT, message, now, out)
-            case Timer.PREFILLED:
-                hold = self.books.live(ident)
-                if hold is not None and hold.prefilled_by is not None and hold.prefilled_by <= now:
-                    self.books.pools[self.books.held[ident].pool].ledger.prefilled(ident)
-            case Timer.GRACE:
-                held, hold = self.books.held.get(ident), self.books.live(ident)
-                if held is not None and held.lingering and hold and hold.linger_until <= now:
-                    self._let_go(ident, Release.GRACE, now, out)
-            case Timer.UNPAUSE:
-                pass  # the pump that follows compares paused_until itself

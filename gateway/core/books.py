@@ -7,17 +7,24 @@ Nothing here decides. `Admission` does, and moves a request through the books: w
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from gateway.core.flows import Entry, Flow
 from gateway.core.least import Least
-from gateway.core.ledger import Hold, LedgerError, PoolLedger
+from gateway.core.ledger import Hold, PoolLedger
+from gateway.core.lengths import LengthBook, prior_of
 from gateway.core.model import ClientView, PoolView, QueueView, View
+from gateway.core.prefix import Prefixes
+from gateway.core.sums import LedgerError
+from gateway.core.ttft import TtftModel
 
 if TYPE_CHECKING:
-    from gateway.core.model import Demand, PoolId, RequestId
+    from gateway.core.lengths import Lengths
+    from gateway.core.model import ClientRule, Demand, Lead, PoolId, RequestId, Ticket
+    from gateway.core.ttft import Prediction
 
 PREFILL_RATE = 1_000.0
 """Prompt tokens per second assumed until one was measured: the low end of a 24 GB card with a
@@ -34,6 +41,8 @@ class Timer(IntEnum):
     PREFILLED = 1
     GRACE = 2
     UNPAUSE = 3
+    LOOK = 4  # forecasts change without an event
+    PACE = 5  # a window of decoding speed is over
 
 
 @dataclass(slots=True)
@@ -45,6 +54,32 @@ class Pool:
     paused_until: float = 0.0
     fence: RequestId | None = None
     prefill_rate: float = PREFILL_RATE
+    ttft: TtftModel = field(default_factory=lambda: TtftModel(PREFILL_RATE))
+    prefixes: Prefixes = field(default_factory=Prefixes)
+    grants: int = 0  # since a forecast was last watched
+    pacing: bool = False  # a PACE timer is set
+    looked: float = 0.0  # when the last window of pace began
+    started: int = 0  # requests, so far
+    until: float = math.inf  # how long the ceiling holds; after that nothing is granted
+
+    def reading(self, demand: Demand, lead: Lead) -> tuple[int, int]:
+        """Of a request's prompt tokens: (what its server may have in its cache, what it likely reads)."""
+        hoped = min(self.prefixes.known(lead), demand.prefill)
+        likely = int(hoped * self.prefixes.trust)
+        return hoped, max(demand.prefill - likely, min(demand.prefill, 1))
+
+    def predict(self, demand: Demand, left: int) -> Prediction:
+        """When the first token would come of a request sent now that has `left` tokens to be read."""
+        ledger = self.ledger
+        return self.ttft.predict(left, demand.prefill, ledger.uncached, len(ledger.holds))
+
+    def first_token_s(self, demand: Demand, lead: Lead) -> float:
+        """The same in seconds, as is likely."""
+        return self.predict(demand, self.reading(demand, lead)[1]).likely
+
+    def alone_s(self, demand: Demand, lead: Lead) -> float:
+        """The same for one that has the server for itself."""
+        return self.ttft.predict(self.reading(demand, lead)[1], demand.prefill, 0, 0).likely
 
 
 @dataclass(slots=True)
@@ -66,10 +101,12 @@ class Books:
         self.waiting: dict[RequestId, Flow] = {}
         self.held: dict[RequestId, Held] = {}
         self.least = Least()
+        self.lengths = LengthBook()
         self.tokens = 0  # KV tokens that wait
         self.bytes = 0  # body bytes that wait
         self._timers: list[tuple[float, int, Timer, RequestId]] = []
         self._seq = 0
+        self._tags = 0.0  # where the latest tag of any line ended
 
     def knows(self, ident: RequestId) -> bool:
         """Whether this id waits or holds."""
@@ -80,22 +117,46 @@ class Books:
         self._seq += 1
         return self._seq
 
+    def lengths_of(self, ticket: Ticket) -> Lengths:
+        """What is known of answers to requests like this one."""
+        ask = ticket.ask
+        cap = ask.usual if ask.cap is None else ask.cap
+        return self.lengths.of(ticket.client.name, prior_of(ticket.kind, cap))
+
     def flow_of(self, entry: Entry) -> Flow:
         """The line of this client, made if need be; the rule that came with its newest holds."""
         client = entry.ticket.client
-        flow = self.flows.setdefault(client.name, Flow(client))
+        flow = self.flows.get(client.name)
+        if flow is None:
+            # Tags of its earlier requests, which may come back, are behind: they were here first.
+            flow = self.flows[client.name] = Flow(client, served=self._tags)
         if entry.seq >= flow.newest:
             flow.rule, flow.newest = client, entry.seq
         return flow
 
+    def under_way(self, client: ClientRule) -> int:
+        """Tokens that requests of a client with a quota hold, or need and wait for."""
+        flow = self.flows.get(client.name)
+        if client.quota is None or flow is None:
+            return 0
+        return flow.held + flow.tokens
+
+    def arrive(self, entry: Entry, tag: float | None) -> None:
+        """Let a newcomer wait; `tag` is the place it had before, where it comes back to it."""
+        flow = self.flow_of(entry)
+        entry.tag = flow.tag(entry) if tag is None else tag
+        self._tags = max(self._tags, entry.tag + entry.need)
+        self.enqueue(entry)
+
     def enqueue(self, entry: Entry) -> None:
-        """Let an entry wait in its client's line, by arrival order."""
+        """Let an entry wait in its client's line, at its place."""
         flow = self.flow_of(entry)
         flow.put_back(entry)
         flow.want(entry.demands, 1)
         self.waiting[entry.ticket.id] = flow
-        self.least.add(entry)
+        self.least.add(entry, self.waiting)
         self.tokens += entry.need
+        flow.tokens += entry.need
         self.bytes += entry.ticket.body_bytes
 
     def dequeue(self, ident: RequestId) -> Entry:
@@ -104,6 +165,7 @@ class Books:
         entry = flow.remove(ident)
         flow.want(entry.demands, -1)
         self.tokens -= entry.need
+        flow.tokens -= entry.need
         self.bytes -= entry.ticket.body_bytes
         for pool in self.pools.values():
             if pool.fence == ident:
@@ -120,6 +182,10 @@ class Books:
             if name in holders or flow.wants.get(pool)
         )
 
+    def wanting(self, pool: PoolId) -> int:
+        """Requests that wait for a pool, it alone or among others."""
+        return sum(flow.wants.get(pool, 0) for flow in self.flows.values())
+
     def entry(self, ident: RequestId) -> Entry:
         """A waiting entry. Raises KeyError if it does not wait."""
         return next(e for e in self.waiting[ident].waiting if e.ticket.id == ident)
@@ -129,34 +195,71 @@ class Books:
         need = min((demand.kv for demand in demands.values()), default=entry.need)
         self.tokens += need - entry.need
         flow = self.waiting[entry.ticket.id]
+        flow.tokens += need - entry.need
         flow.want(entry.demands, -1)
         flow.want(demands, 1)
-        entry.need, entry.demands = need, demands
-        self.least.add(entry)
+        flow.change_lane(entry, demands)
+        entry.need = need
+        self.least.add(entry, self.waiting)
 
     def hold(self, entry: Entry, pool: PoolId, demand: Demand, now: float) -> Hold:
         """Waiting → held: the reservation is taken before the entry leaves the queue."""
-        ticket = entry.ticket
+        ticket, place = entry.ticket, self.pools[pool]
+        ledger = place.ledger
+        hoped, left = place.reading(demand, ticket.lead)
         hold = Hold(
             client=ticket.client.name,
             demand=demand,
             prompt=ticket.ask.n * sum(ticket.ask.prompts),
             since=now,
             streamed=ticket.streamed,
+            lengths=entry.lengths if demand.start else None,
+            prediction=place.predict(demand, left),
+            hoped=hoped,
+            uncached=left,
         )
-        self.pools[pool].ledger.reserve(ticket.id, hold)
+        ledger.reserve(ticket.id, hold)
+        if ledger.limits.caches:
+            place.prefixes.put(ticket.lead, ledger.limits.kv_tokens)
+        place.started += 1
+        self._watch(place)
         flow = self.waiting[ticket.id]
         flow.held += demand.kv
         flow.inflight += 1
+        flow.started(entry)
         self.held[ticket.id] = Held(pool, entry)
         self.dequeue(ticket.id)
         if demand.prefill == 0:
-            self.pools[pool].ledger.prefilled(ticket.id)
+            ledger.prefilled(ticket.id, now)
         elif not ticket.streamed:
-            rate = max(self.pools[pool].prefill_rate, 1.0)
-            hold.prefilled_by = now + demand.prefill / rate
+            rate = max(place.prefill_rate, 1.0)
+            hold.prefilled_by = now + hold.uncached / rate
             self.at(hold.prefilled_by, Timer.PREFILLED, ticket.id)
         return hold
+
+    def grew(self, ident: RequestId, generated: int) -> None:
+        """So many tokens were seen of a request, over all sequences. Every chunk comes by here, so it
+        is only noted; the sums follow before they are read (`PoolLedger.refresh`)."""
+        hold = self.live(ident)
+        if hold is not None and generated > hold.seen:
+            hold.seen = generated
+
+    def _watch(self, place: Pool) -> None:
+        """Write a forecast down, now and then, to see whether it comes true (see confidence)."""
+        ledger = place.ledger
+        if not ledger.limits.forecast:
+            return
+        place.grants += 1
+        if not ledger.confidence.wants or 4 * place.grants < len(ledger.holds):
+            return
+        place.grants = 0
+        members = {
+            ident: (hold.occupied, hold.each, hold.demand.slots)
+            for ident, hold in ledger.holds.items()
+            if hold.lengths is not None
+        }
+        outlook = ledger.outlook
+        ledger.confidence.watch(members, outlook.mean, outlook.var, outlook.skew)
 
     def live(self, ident: RequestId) -> Hold | None:
         """The reservation of a request, if it has one."""
@@ -197,12 +300,14 @@ class Books:
             return False
         pool = self.pools[self.held[ident].pool]
         took = max(now - hold.since, 1e-3)
-        pool.prefill_rate += LEARN * (hold.demand.prefill / took - pool.prefill_rate)
-        pool.ledger.prefilled(ident)
+        pool.prefill_rate += LEARN * (hold.uncached / took - pool.prefill_rate)
+        if hold.prediction is not None:
+            pool.ttft.learn(hold.prediction, took, now)
+        pool.ledger.prefilled(ident, now)
         for other, earlier in pool.ledger.holds.items():
             # The engine prefills in order of arrival; only streams show their own first token.
             if earlier.prefilling and not earlier.streamed and earlier.since < hold.since:
-                pool.ledger.prefilled(other)
+                pool.ledger.prefilled(other, now)
         return True
 
     def at(self, when: float, what: Timer, ident: RequestId) -> None:
@@ -220,6 +325,20 @@ class Books:
         """When the next timer is due."""
         return self._timers[0][0] if self._timers else None
 
+    def unused(self, pool: PoolId) -> bool:
+        """Whether no request names this pool: holding, waiting, or held and able to come back."""
+        place = self.pools.get(pool)
+        return (
+            (place is None or not place.ledger.holds)
+            and not self.wanting(pool)
+            and not any(pool in held.entry.demands for held in self.held.values())
+        )
+
+    def forget(self, pool: PoolId) -> None:
+        """Take an unused pool out."""
+        self.pools.pop(pool, None)
+        self.least.forget(pool)
+
     def view(self, now: float) -> View:
         """Everything held and waiting, frozen."""
         pools = []
@@ -227,14 +346,31 @@ class Books:
             kv, prefill, slots = pool.ledger.views()
             lingering = sum(h.demand.kv for h in pool.ledger.holds.values() if h.lingering)
             limits = pool.ledger.limits
+            ledger = pool.ledger
+            z = ledger.confidence.z(now) if limits.forecast else 0.0
+            peak = int(ledger.outlook.peak(z)) if limits.forecast else 0
             pools.append(
-                PoolView(ident, pool.open, pool.paused_until, limits, kv, prefill, slots, lingering)
+                PoolView(
+                    pool=ident,
+                    open=pool.open,
+                    paused_until=pool.paused_until,
+                    limits=limits,
+                    kv=kv,
+                    prefill=prefill,
+                    slots=slots,
+                    lingering=lingering,
+                    peak=peak,
+                    z=z,
+                    share=ledger.envelope.share,
+                    foreign=ledger.foreign,
+                )
             )
         clients = tuple(
             ClientView(name, flow.held, flow.inflight, len(flow.waiting))
             for name, flow in self.flows.items()
         )
-        oldest = min((f.waiting[0].since for f in self.flows.values() if f.waiting), default=now)
+        waiting = (entry.since for flow in self.flows.values() for entry in flow.waiting)
+        oldest = min(waiting, default=now)
         queue = QueueView(len(self.waiting), self.tokens, self.bytes, now - oldest)
         return View(tuple(pools), clients, queue)
 

@@ -7,6 +7,7 @@ came closest, since waiting would only make it block others.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.core import caps
@@ -16,11 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gateway.core.books import Pool
-    from gateway.core.model import PoolId, Ticket
+    from gateway.core.lengths import Lengths
+    from gateway.core.model import ClientRule, PoolId, PoolLimits, Ticket
+    from gateway.core.quota import Spent
 
 
 def demands_of(
-    ticket: Ticket, pools: Mapping[PoolId, Pool]
+    ticket: Ticket, pools: Mapping[PoolId, Pool], lengths: Lengths
 ) -> tuple[dict[PoolId, Demand], caps.Misfit | None]:
     """What `ticket` would take on each known pool it fits, or why it fits none.
 
@@ -31,12 +34,60 @@ def demands_of(
     for ident in ticket.pools:
         if (pool := pools.get(ident)) is None:
             continue
-        verdict = caps.decide(ticket.ask, pool.ledger.limits, ticket.client.max_held_tokens)
+        limits = _narrowed(pool.ledger.limits, ticket.client)
+        verdict = caps.decide(ticket.ask, limits, ticket.client.max_held_tokens, lengths)
         if isinstance(verdict, Demand):
             demands[ident] = verdict
         else:
             misfits.append(verdict)
     return demands, None if demands else caps.closest(misfits)
+
+
+def longest_prompt(ticket: Ticket, pools: Mapping[PoolId, Pool], lengths: Lengths) -> int:
+    """The longest prompt with which `ticket`, of one prompt, fits one of its pools, see `caps`."""
+    known = [pools[ident].ledger.limits for ident in ticket.pools if ident in pools]
+    held = ticket.client.max_held_tokens
+    longest = (
+        caps.longest_prompt(ticket.ask, _narrowed(limits, ticket.client), held, lengths)
+        for limits in known
+    )
+    return max(longest, default=0)
+
+
+def _narrowed(limits: PoolLimits, client: ClientRule) -> PoolLimits:
+    """The limits of a pool as they are for one client: its own default, the smaller maximum."""
+    if client.default_output is None and client.max_output is None:
+        return limits
+    known = [most for most in (limits.max_output, client.max_output) if most is not None]
+    default = client.default_output
+    return replace(
+        limits,
+        default_output=limits.default_output if default is None else default,
+        max_output=min(known, default=None),
+    )
+
+
+def over_quota(spent: Spent) -> Refusal:
+    """The refusal of a client that has used up its tokens. Without an end of its window it names no
+    time: its own requests under way will end and show what they really took."""
+    if spent.ends_in_s is None:
+        message = (
+            f"{spent.used} tokens used and {spent.under_way} expected by your requests under way "
+            f"reach your quota of {spent.tokens}"
+        )
+    else:
+        message = (
+            f"{spent.used} tokens used of your quota of {spent.tokens}; the next window begins in "
+            f"{spent.ends_in_s:.0f} s"
+        )
+    left = max(0, spent.tokens - spent.used)
+    return Refusal(
+        Code.QUOTA_EXCEEDED,
+        message,
+        available=left,
+        eta_s=spent.ends_in_s,
+        retry_after_s=spent.ends_in_s,
+    )
 
 
 def never(misfit: caps.Misfit) -> Refusal:

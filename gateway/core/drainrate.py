@@ -51,7 +51,7 @@ class DrainRate:
         self._decay(now)
         return self._tokens / self._weight_s if self._weight_s > 0 else 0.0
 
-    def eta_s(self, tokens: int, now: float) -> float | None:
+    def eta_s(self, tokens: float, now: float) -> float | None:
         """Seconds until `tokens` have drained, an hour at most; None while the rate is unknown."""
         rate = self.per_second(now)
         return None if rate <= 0 else min(max(0.0, tokens) / rate, MOST_ETA_S)

@@ -14,6 +14,10 @@ RequestId = NewType("RequestId", str)
 """Ours, unique for the life of the process, a fixed length: it goes upstream as the `rid`."""
 
 
+Lead = tuple[tuple[int, int], ...]
+"""A prompt's beginning at several depths, shortest first: (a mark of all of it up to there, tokens)."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class PoolId:
     """One KV pool: a data-parallel rank of one server."""
@@ -23,6 +27,10 @@ class PoolId:
 
     def __str__(self) -> str:
         return self.backend if self.rank == 0 else f"{self.backend}#{self.rank}"
+
+    def __hash__(self) -> int:
+        """A text remembers its own; each decision asks thirty times."""
+        return hash(self.backend) + self.rank
 
 
 class Code(StrEnum):
@@ -34,6 +42,8 @@ class Code(StrEnum):
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     CLIENT_LIMIT = "client_limit"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    COOLING_DOWN = "cooling_down"
     QUEUE_FULL = "queue_full"
     DEADLINE_UNREACHABLE = "deadline_unreachable"
     QUARANTINED = "quarantined"
@@ -84,9 +94,16 @@ class Demand:
     """What one request takes from the ledgers of one pool, all of it or nothing."""
 
     cap: int  # output tokens per sequence: the number that is forwarded
-    kv: int  # tokens, whole pages
+    kv: int  # KV tokens charged, whole pages: the worst case, or the expected one under forecast
     prefill: int  # prompt tokens not yet prefilled
     slots: int  # running requests
+    worst: int = 0  # KV tokens with the whole cap used (0 where it is `kv`)
+    start: int = 0  # KV tokens the engine wants free to start it; 0 where nothing is forecast
+    prompt_kv: int = 0  # KV tokens of the prompts in whole pages, and a page a sequence
+
+
+UNBOUNDED = 1 << 30
+"""A limit nobody set, tokens or requests: above what any server has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +112,30 @@ class PoolLimits:
 
     kv_tokens: int  # what reservations may add up to: max_total_num_tokens less a page, less slack
     page: int = 1  # KV page size, tokens
-    context: int = 1 << 30  # prompt + output of one sequence, tokens
-    max_input: int = 1 << 30  # longest prompt the engine takes (its max_req_input_len), tokens
+    context: int = UNBOUNDED  # prompt + output of one sequence, tokens
+    max_input: int = UNBOUNDED  # longest prompt the engine takes (its max_req_input_len), tokens
     max_prompt: int | None = None  # longest prompt policy allows here, tokens
     default_output: int | None = None  # cap where the client sent none; None: derived, see caps
     max_output: int | None = None  # largest cap policy allows; None: what fits
     useful_floor: int = 256  # an output shorter than this is a stub, see caps
-    prefill_tokens: int = 1 << 30  # prompt tokens in prefill at once
-    slots: int = 1 << 30  # running requests
+    prefill_tokens: int = UNBOUNDED  # prompt tokens in prefill at once
+    slots: int = UNBOUNDED  # running requests
+    trial: int = (
+        UNBOUNDED  # the same for now; a request of more sequences runs alone, see quarantine
+    )
     speculative: int = 0  # tokens speculative decoding looks ahead, per sequence
+    forecast: bool = False  # charge what is likely (see `outlook`), not the whole cap
+    conservativeness: float = 1.0  # the server's --schedule-conservativeness
+    tpot_s: float | None = None  # seconds per output token to keep (see `pace`); None: not watched
+    caches: bool = True  # it keeps what it has read (see `prefix`)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Tokens, prompts and answers together, that a client may use in each window of so long."""
+
+    tokens: int
+    window_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +147,10 @@ class ClientRule:
     max_inflight: int | None = None
     max_held_tokens: int | None = None
     max_waiting: int | None = None
+    priority: int = 0  # higher goes first; who waits long enough rises, see flows
+    default_output: int | None = None  # its own cap where it sends none; None: the pool's
+    max_output: int | None = None  # largest cap for it, where that is less than the pool's
+    quota: Quota | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +173,10 @@ class Ticket:
     pools: tuple[PoolId, ...]  # where it may run, in order of preference
     body_bytes: int = 0
     streamed: bool = True  # whether the first token will be seen as it comes
-    deadline: float | None = None  # monotonic: give up waiting then, if sooner than the queue's
+    deadline: float | None = None  # monotonic: of no use if the first token comes later
+    kind: str = "chat"  # of answer: whose lengths stand in while this client is new, see lengths
+    lead: Lead = ()  # how its prompt begins, see prefix
+    session: int | None = None  # a mark of the conversation it says it belongs to, see flows
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +189,8 @@ class Grant:
     clamped_from: int | None  # the client's cap, where ours is lower
     injected: bool  # the client sent no cap; ours was put in
     queued_s: float
+    ttft_s: float | None = None  # predicted, from now to the first token
+    ttft_high_s: float | None = None  # ... and what 95 of 100 stay below
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +297,10 @@ class PoolView:
     prefill: LedgerView
     slots: LedgerView
     lingering: int  # KV tokens held by abandoned requests
+    peak: int = 0  # KV tokens the pool is forecast to come to; 0 where nothing is forecast
+    z: float = 0.0  # standard deviations kept free, see confidence
+    share: float = 1.0  # of the pool that may be planned with, see envelope
+    foreign: int = 0  # KV tokens in use that are not ours
 
 
 @dataclass(frozen=True, slots=True)

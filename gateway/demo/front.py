@@ -37,9 +37,10 @@ def policy_for(servers: Mapping[str, TwinServer], speed: float) -> Policy:
             for name, server in servers.items()
         ),
         clients=tuple(
-            Client(name=team, header=HeaderMatch(name=HEADER, value=team))
+            Client(name=team, header=(HeaderMatch(name=HEADER, value=team),))
             for team in (PEOPLE, AGENTS)
         ),
+        reservation="declared",
         queue=Queue(max_requests=MAX_REQUESTS, max_wait_s=MAX_WAIT_S / speed),
         listen="127.0.0.1:0",
         control="127.0.0.1:0",

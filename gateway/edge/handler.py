@@ -1,51 +1,57 @@
 """A request's way, top to bottom.
 
 route → who → body → what it asks → count → ticket → (wait) → lease → send → first event → relay →
-end. Every exit passes through `_finish`, which tells the record once; every exit after the grant
-passes through the lease, which releases once. What may go wrong before the first byte becomes a
-complete answer with a status; after it, one in-band error and the end of the connection.
+end. Every exit tells the record once (`_generate`), and every exit after the grant passes through
+the lease, which releases once. What goes wrong before the first byte becomes a complete answer with
+a status, or, where the server pushed back or died, another try from the same place in the queue;
+after the first byte it becomes one in-band error and the end of the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from gateway.core.model import Ask, Code, Outcome, Refusal, Ticket
+from gateway.core.model import Code, Refusal
 from gateway.edge import body as bodies
-from gateway.edge import replies, routes
-from gateway.edge.dialects import Intent, Invalid
-from gateway.edge.open_door import pass_on
-from gateway.edge.reaper import Running
+from gateway.edge import catalogue, counting, models, overflow, replies, routes, tickets
+from gateway.edge.dialects import Intent, Invalid, Known
+from gateway.edge.failures import BROKEN
+from gateway.edge.flight import Flight, mark_of
+from gateway.edge.heartbeat import Places
+from gateway.edge.models import nobody
+from gateway.edge.open_door import Unbooked, pass_on
 from gateway.edge.relay import BrokenAnswer, Relay, begin
-from gateway.edge.trip import Trip, clean_id
+from gateway.edge.shadow import Shadow
+from gateway.edge.trip import Trip
+from gateway.edge.underway import UnderWay
 from gateway.gate import Shed
-from gateway.policy.clients import Unauthorized
-from gateway.tokens import CountRefused
+from gateway.tokens import Kind
 from gateway.upstream.errors import Failure, UpstreamError
 from gateway.upstream.sse import Verdict
 
 if TYPE_CHECKING:
-    from gateway.core.model import ClientRule
+    from collections.abc import Awaitable, Callable
+
+    from gateway.core.model import ClientRule, Ticket
     from gateway.edge.backends import Backend, Fleet
+    from gateway.edge.booked import Booked
+    from gateway.edge.callers import Callers
+    from gateway.edge.deaths import Deaths
     from gateway.edge.dialects import Body, Dialect
     from gateway.edge.reaper import Reaper
     from gateway.edge.relay import Beginning
     from gateway.gate import Gate, Lease
     from gateway.observe.journal import Journal
-    from gateway.policy.clients import Identify
     from gateway.policy.schema import Policy
     from gateway.tokens import Counted
 
 PAUSE_S = 1.0
 """How long nothing new starts on a server that said it is full: a few of its decode rounds."""
-
-GONE = 499
-"""The status of an answer that nobody gets, as nginx calls it: the connection is closed already."""
 
 CONNECTS = 3
 """Connections tried for one request before its server counts as gone for it. Nothing was sent."""
@@ -55,9 +61,8 @@ HEAVY_TOKENS = 2_048
 vocabulary floats, 1.7-2.8 GiB for 2,048 rows, outside every pool (0.5.6 and 0.5.12 unchunked)."""
 
 
-BROKEN = frozenset({Failure.RESET, Failure.TRUNCATED})
-"""Ends of a connection that a dead server explains. Silence is not one: a request that the engine
-retracted is silent until it has been prefilled again."""
+class _Unreserved(Exception):
+    """The server died between the grant and the write: nothing was sent, nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,164 +84,262 @@ class DataPlane:
         gate: Gate,
         fleet: Fleet,
         reaper: Reaper,
-        identify: Identify,
-        rules: dict[str, ClientRule],
+        callers: Callers,
+        deaths: Deaths,
         journal: Journal,
     ) -> None:
         self._policy = policy
         self._gate = gate
+        self._places = Places(gate)
         self._fleet = fleet
         self._reaper = reaper
-        self._identify = identify
-        self._rules = rules
+        self._callers = callers
+        self._deaths = deaths
         self._journal = journal
+        self.under_way = UnderWay()
+
+    def adopt(self, policy: Policy, callers: Callers) -> None:
+        """Another policy, from the next request on; see `reload`."""
+        self._policy, self._callers = policy, callers
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Raises nothing but cancellation."""
         route = routes.find(request.method, request.rel_url.raw_path)
         match route:
             case None:
-                return _plain(request, replies.refused(Refusal(Code.NOT_FOUND, _no_route(request))))
+                no = Refusal(Code.NOT_FOUND, _no_route(request))
+                return models.plain(request, no, routes.voice(request.rel_url.raw_path))
             case routes.Quick.ALIVE:
                 return web.Response(text="kvgate\n")
             case routes.Quick.MODELS:
-                return await self._models(request)
+                return models.answer(request, self._callers, self._fleet)
+            case routes.Quick.COUNT:
+                return await counting.answer(request, self._callers, self._policy, self._counted)
+            case routes.Quick():
+                return await catalogue.answer(route, request, self._callers, self._fleet)
             case _:
                 return await self._generate(request, route)
 
     async def _generate(self, request: web.BaseRequest, dialect: Dialect) -> web.StreamResponse:
         trip = Trip(request, dialect, self._gate.now())
+        self.under_way.began(trip)
         try:
-            return await self._admitted(trip, dialect)
-        except Invalid as error:
-            return trip.refuse(replies.invalid(str(error), error.param), Code.INVALID_REQUEST)
-        except bodies.TooLarge as error:
-            refusal = Refusal(
-                Code.BODY_TOO_LARGE,
-                f"the body has {error.size} bytes or more; the limit is {error.limit}",
-                error.size,
-                error.limit,
-            )
-            return trip.refused(refusal)
-        except Shed as shed:
-            return trip.refused(shed.refusal, shed.queued_s)
-        except UpstreamError as error:
-            return trip.failed(_fault(error))
+            return await trip.heart.deliver(await self._answer(trip, dialect))
         except asyncio.CancelledError:
+            if trip.cut and not trip.gone:  # draining is over, and the client is still there
+                return await trip.cut_short()
             trip.left()
             raise
         except ConnectionError:
             trip.left()
-            return web.Response(status=GONE)
+            return web.Response(status=models.GONE)
         finally:
+            trip.heart.rest()
             self._journal.request(trip.done(self._gate.now()))
+            self.under_way.over(trip)
+
+    async def _answer(self, trip: Trip, dialect: Dialect) -> web.StreamResponse:
+        try:
+            return await self._admitted(trip, dialect)
+        except Known as known:
+            return trip.known(known.body)
+        except Invalid as error:
+            return trip.refuse(replies.invalid(str(error), error.param), Code.INVALID_REQUEST)
+        except bodies.Unread as error:
+            return trip.unread(error)
+        except Shed as shed:
+            return trip.refused(shed.refusal, shed.queued_s)
+        except UpstreamError as error:
+            return trip.failed(_fault(error))
 
     async def _admitted(self, trip: Trip, dialect: Dialect) -> web.StreamResponse:
-        rule = self._who(trip)
-        data = await bodies.read(trip.request, self._policy.limits.body_bytes)
-        if self._policy.admission == "off":
-            trip.record.client = rule.name
-            backend = self._fleet.least_busy()
-            if backend is None:
-                raise Shed(_nobody(list(self._fleet)), None)
-            return await pass_on(trip, dialect, data, backend, self._policy.limits)
-        body = bodies.parse(data)
-        intent = self._intent(dialect, body)
-        backends = self._fleet.for_model(intent.model)
-        trip.asks(intent, rule.name, [backend.facts for backend in backends])
-        if not any(backend.ready for backend in backends):
-            raise Shed(_nobody(backends), None)
+        trip.record.client = name = self._callers.known(trip.request)
+        rule = self._callers.rule(name, trip.request.rel_url.raw_path)
+        limits = self._policy.limits
+        data = await bodies.read(trip.request, limits.body_bytes, limits.body_s)
+        trip.read = True
+        if self._policy.admission != "on":
+            return await self._let_through(trip, dialect, data, rule)
+        ticket, work = await self._asked(trip, dialect, data, rule)
+        del data  # what waits is kept once, as it was read
+        trip.record.door_ms = (self._gate.now() - trip.began) * 1000
+        every_s = self._policy.queue.heartbeat_s
+        if every_s is not None and work.intent.stream and work.intent.kind is not Kind.GENERATE:
+            trip.heart.set(every_s, trip.headers(), trip.id, self._places)
+        trip.heart.beat()
+        async with self._gate.admit(ticket, grace_s=limits.release_grace_s) as lease:
+            return await self._dispatched(trip, lease, dialect, work)
 
-        counted = await self._count(backends, intent, body, len(data))
+    async def _let_through(
+        self, trip: Trip, dialect: Dialect, data: bytes, rule: ClientRule
+    ) -> web.StreamResponse:
+        """Admission is off, or decides in the shadow only."""
+        backend = self._fleet.least_busy()
+        if backend is None:
+            raise Shed(nobody(list(self._fleet)), None)
+        booked: Booked = Unbooked()
+        if self._policy.admission == "shadow":
+            ask = partial(self._asked, trip, dialect, data, rule)
+            failed = partial(self._journal.metrics.own_error, "shadow")
+            booked = Shadow(self._gate, trip.record, ask, failed)
+        limits = self._policy.limits
+        return await pass_on(trip, dialect, data, backend, limits=limits, booked=booked)
+
+    async def _asked(
+        self, trip: Trip, dialect: Dialect, data: bytes, rule: ClientRule
+    ) -> tuple[Ticket, Work]:
+        """Read and count a request, and see where it fits. Raises as `_sized` does."""
+        ask = partial(self._sized, trip, dialect, len(data), rule)
+        told = self._policy.admission == "on"
+        sent = bodies.parse(data)
+        return await overflow.settled(
+            rule.name, sent, ask, trip=trip, callers=self._callers, gate=self._gate, told=told
+        )
+
+    async def _sized(
+        self, trip: Trip, dialect: Dialect, size: int, rule: ClientRule, body: Body
+    ) -> tuple[Ticket, Work]:
+        """Read and count a body. Raises Invalid, Known, and Shed: refused before the gate."""
+        intent = self._intent(dialect, body)
+        body = intent.put(body)
+        backends = models.able(dialect, self._fleet.for_model(intent.model), trip.request.path)
+        trip.asks(intent, rule.name, [backend.facts for backend in backends])
+        backends = self._deaths.failures.welcome(rule.name, backends)
+        self._not_quarantined(partial(mark_of, trip.record.dialect, body))
+        if not any(backend.ready for backend in backends):
+            raise Shed(nobody(backends), None)
+        if intent.known is not None:
+            raise Known(intent.known)
+
+        counted = await counting.count(backends, intent.kind, body, size)
         trip.counted(counted)
         self._check(intent, counted)
+        headers = trip.request.headers
+        backends = self._callers.routed(rule.name, intent, counted, headers, backends)
 
-        ticket = Ticket(
-            id=trip.id,
-            client=rule,
-            ask=Ask(counted.prompts, intent.n, intent.cap, intent.usual),
-            pools=tuple(pool for backend in backends for pool in backend.pools),
-            body_bytes=len(data),
-            streamed=intent.stream,
+        ticket = tickets.ticket(
+            trip.id,
+            rule,
+            intent,
+            counted,
+            body=body,
+            size=size,
+            pools=(pool for backend in backends for pool in backend.pools),
+            headers=headers,
+            arrived=trip.began,
+            first_token_s=self._policy.queue.first_token_s,
         )
-        async with self._gate.admit(ticket, grace_s=self._policy.limits.release_grace_s) as lease:
-            return await self._dispatched(trip, lease, dialect, Work(intent, body, counted))
+        return ticket, Work(intent, body, counted)
 
     async def _dispatched(
         self, trip: Trip, lease: Lease, dialect: Dialect, work: Work
     ) -> web.StreamResponse:
-        """Send until a server takes it, then relay its answer."""
+        """Send until a server takes it and lives, then relay its answer.
+
+        What has not reached the client in any byte goes back to its place in the queue when the
+        server pushes it back or dies; the rest ends once, with what became of it.
+        """
         while True:
+            trip.heart.rest()
             backend = self._fleet.backends[lease.grant.pool.backend]
             rid = trip.granted(lease.grant, self._free(lease))
             data = dialect.write(work.body, work.intent, lease.grant, rid, backend.engine)
-            running = Running(backend, rid)
-            first = await self._sent(trip, lease, work, running, data)
-            if first is None or running.reply is None:
-                self._reaper.ended(trip.id)
-                await lease.requeue(PAUSE_S)  # the same place in the queue again
-                continue
-            backend.alive()
+            flight = Flight(backend, rid, lease, trip.record, work.body, dialect.named)
+            pause_s = 0.0
             try:
-                relay = Relay(trip, lease, backend, work.intent, work.counted)
-                return await relay.run(running.reply, first)
-            except BrokenAnswer as broken:
+                first = await self._sent(trip, work.intent, flight, data)
+                if first.verdict is not Verdict.BACKPRESSURE:
+                    backend.alive()
+                    relay = Relay(trip, lease, backend, work.intent, work.counted)
+                    answer = await relay.run(flight.answer, first)
+                    self._deaths.served(flight, failed=relay.failed)
+                    return answer
+                pause_s = PAUSE_S
+            except BrokenAnswer as broken:  # the client has had a part of it, and was told in-band
+                self._deaths.failures.broke(flight, broken.kind)
                 if broken.kind in BROKEN:
                     backend.suspect(str(broken))
                 return broken.response
+            except _Unreserved:
+                pass
+            except UpstreamError as error:  # the client has had nothing
+                if error.sent:
+                    self._deaths.failures.broke(flight, error.kind)
+                    await self._buried_with_its_server(trip, lease, backend, error)
+                else:
+                    pause_s = self._not_there(trip, backend, error)
             finally:
                 if lease.ended:
                     self._reaper.ended(trip.id)
+            self._reaper.ended(trip.id)
+            self._not_quarantined(flight.mark)
+            trip.heart.beat()
+            await lease.requeue(pause_s)  # the same place in the queue again
 
-    async def _sent(
-        self, trip: Trip, lease: Lease, work: Work, running: Running, data: bytes
-    ) -> Beginning | None:
+    async def _sent(self, trip: Trip, intent: Intent, flight: Flight, data: bytes) -> Beginning:
         """Hand a request to a server and wait for its answer to begin.
 
-        None where the server did not take it: full, or nobody there. Raises UpstreamError where it
-        may have, and Invalid for what cannot be written on the wire.
+        Raises UpstreamError, _Unreserved, and Invalid for what cannot be written on the wire.
         """
-        backend = running.backend
-        lease.sent()
-        self._reaper.began(trip.id, running, lease.grant.demand.slots)
+        lease = flight.lease
+
+        def on_write() -> None:
+            if lease.void:
+                raise _Unreserved
+            lease.sent()
+            self._reaper.began(trip.id, flight)
+
+        def anew() -> bytes:
+            """The first try may have reached the engine: the second one has an id of its own."""
+            first, flight.rid = flight.rid, trip.next_rid()
+            return data.replace(first.encode(), flight.rid.encode())
+
         try:
-            running.reply = await backend.client.send(
+            flight.reply = await flight.backend.client.send(
                 "POST",
                 trip.target,
-                [*trip.forwarded_headers(), *backend.headers],
+                [*trip.forwarded_headers(), *flight.backend.headers_to(lease.grant.pool.rank)],
                 data,
-                first_byte_timeout_s=self._first_byte_s(work.intent),
+                first_byte_timeout_s=self._first_byte_s(intent),
                 idle_timeout_s=self._policy.limits.idle_s,
+                on_write=on_write,
+                anew=anew,
             )
-            first = await begin(running.reply, streamed=work.intent.stream)
         except ValueError as error:
-            self._over(trip, lease)
             msg = f"the request cannot be passed on: {error}"
             raise Invalid(msg) from None
-        except UpstreamError as error:
-            if not error.sent or error.kind in BROKEN:
-                backend.suspect(str(error))
-            if error.sent:
-                raise
-            trip.refused_connections += 1
-            if trip.refused_connections >= CONNECTS:
-                self._over(trip, lease)
-                raise
-            return None
-        return None if first.verdict is Verdict.BACKPRESSURE else first
+        return await begin(flight.reply, streamed=intent.stream)
 
-    def _over(self, trip: Trip, lease: Lease) -> None:
-        """Nothing was sent, and nothing will be."""
-        lease.end(Outcome.FAILED)
-        self._reaper.ended(trip.id)
+    def _not_there(self, trip: Trip, backend: Backend, error: UpstreamError) -> float:
+        """Nothing was sent: how long to wait before the next try. Raises `error` at the last."""
+        backend.suspect(str(error))
+        trip.refused_connections += 1
+        if trip.refused_connections >= CONNECTS:
+            raise error
+        return PAUSE_S
+
+    async def _buried_with_its_server(
+        self, trip: Trip, lease: Lease, backend: Backend, error: UpstreamError
+    ) -> None:
+        """Return if the server died and took the request with it; raise `error` if it lives.
+
+        The engine may have been at work on it, and only a dead one is certain to have stopped. The
+        reservation stays until the watch knows, for as long as the request may wait at all.
+        """
+        if error.kind not in BROKEN:
+            raise error
+        backend.suspect(str(error))
+        until = trip.began + self._policy.queue.max_wait_s
+        try:
+            async with asyncio.timeout_at(until):
+                while backend.doubted and not lease.void:
+                    await backend.turned()
+        except TimeoutError:
+            pass
+        if not lease.void or self._gate.now() >= until:
+            raise error
 
     # ---- the steps before the gate ---------------------------------------------------------------
-
-    def _who(self, trip: Trip) -> ClientRule:
-        name = self._identify.resolve(trip.request.headers, trip.request.remote or "")
-        if isinstance(name, Unauthorized):
-            raise Shed(Refusal(Code.UNAUTHORIZED, name.message), None)
-        return self._rules[name]
 
     def _intent(self, dialect: Dialect, body: Body) -> Intent:
         intent = dialect.read(body)
@@ -251,22 +354,13 @@ class DataPlane:
             raise Invalid(msg)
         return intent
 
-    async def _count(
-        self, backends: list[Backend], intent: Intent, body: Body, size: int
-    ) -> Counted:
-        """The count of the first ready server's model; the largest where models differ."""
-        counters = {id(b.counter): b.counter for b in backends if b.ready and b.counter is not None}
-        best: Counted | None = None
-        try:
-            for counter in counters.values():
-                counted = await counter.count(intent.kind, body, size)
-                if best is None or counted.total > best.total:
-                    best = counted
-        except CountRefused as refused:
-            raise Invalid(str(refused)) from None
-        if best is None:
-            raise Shed(_nobody(backends), None)
-        return best
+    def _counted(self, intent: Intent, body: Body, size: int) -> Awaitable[Counted]:
+        """The count for a client that asked for nothing else."""
+        return counting.count(self._fleet.for_model(intent.model), intent.kind, body, size)
+
+    def _not_quarantined(self, mark: Callable[[], bytes]) -> None:
+        if (refusal := self._deaths.refusal(mark)) is not None:
+            raise Shed(refusal, None)
 
     def _check(self, intent: Intent, counted: Counted) -> None:
         if not counted.prompts:
@@ -276,67 +370,15 @@ class DataPlane:
                 f"{intent.heavy} over a prompt of {counted.total} tokens takes memory outside the "
                 f"KV pool; it is allowed up to {HEAVY_TOKENS} tokens"
             )
-            raise Invalid(msg)
+            raise Invalid(msg, intent.heavy.partition(" ")[0])
 
     def _free(self, lease: Lease) -> int:
         ledger = self._gate.core.books.pools[lease.grant.pool].ledger
-        return ledger.free + lease.grant.demand.kv
+        return max(0, ledger.free + lease.grant.demand.kv)
 
     def _first_byte_s(self, intent: Intent) -> float:
         limits = self._policy.limits
         return limits.first_byte_s if intent.stream else limits.answer_s
-
-    # ---- routes that generate nothing ------------------------------------------------------------
-
-    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The model list of every server that is ready, merged."""
-        if isinstance(who := self._identify.resolve(request.headers, ""), Unauthorized):
-            return _plain(request, replies.refused(Refusal(Code.UNAUTHORIZED, who.message)))
-        ready = [backend for backend in self._fleet if backend.ready]
-        if not ready:
-            return _plain(request, replies.refused(_nobody(list(self._fleet))))
-        return web.json_response(
-            {
-                "object": "list",
-                "data": [
-                    {
-                        "id": model,
-                        "object": "model",
-                        "created": 0,
-                        "owned_by": "sglang",
-                        "root": model,
-                        "parent": None,
-                        "max_model_len": context,
-                    }
-                    for model, context in _served(ready).items()
-                ],
-            }
-        )
-
-
-def _served(ready: list[Backend]) -> dict[str, int]:
-    """Each model with the largest context one of its servers takes."""
-    models: dict[str, int] = {}
-    for backend in ready:
-        if backend.facts is not None:
-            for model in backend.facts.models:
-                models[model] = max(models.get(model, 0), backend.facts.context)
-    return models
-
-
-def _nobody(backends: list[Backend]) -> Refusal:
-    words = []
-    for backend in backends:
-        view = backend.watch.snapshot() if backend.watch is not None else None
-        state = "starting" if view is None else view.state.value
-        words.append(f"{backend.name} is {state if state != 'ready' else 'getting ready'}")
-    return Refusal(
-        Code.NO_BACKEND, "no server is ready: " + ", ".join(words), retry_after_s=RESTART_S
-    )
-
-
-RESTART_S = 10.0
-"""Told while no server is ready. A restart takes 15-60 s; SDKs retry twice, so not much less."""
 
 
 def _fault(error: UpstreamError) -> replies.Fault:
@@ -353,14 +395,3 @@ def _no_route(request: web.BaseRequest) -> str:
     if methods is not None:
         return f"this route takes {' and '.join(methods)}"
     return "there is no such route here"
-
-
-def _plain(request: web.BaseRequest, answer: replies.Answer) -> web.Response:
-    """The answer to a request that leaves no record."""
-    ident = clean_id(request.headers) or secrets.token_hex(14)
-    return web.Response(
-        status=answer.status,
-        body=answer.body,
-        headers={"x-request-id": ident, **answer.headers},
-        content_type=replies.JSON,
-    )

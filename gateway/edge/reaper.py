@@ -4,7 +4,7 @@ Hanging up is not enough. The engine notices a closed connection late (a stream 
 answer that is not streamed at polls 4 s apart: measured 2.0-3.3 s on 0.5.17), older versions never
 notice some, and the KV memory is in use until then. So the reservation stays and the reaper
 
-1. asks for an abort by our own request id,
+1. asks for an abort by our own request id, or hangs up where the engine was not given one,
 2. keeps reading what the engine still sends, and drops it: the end of that answer is the proof
    that the request is over,
 3. if no end comes within `DRAIN_S`, closes the connection and waits until the engine's own count
@@ -17,20 +17,20 @@ core. Where it says that more runs than we know of, the grace is prolonged, up t
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.tasks import spawn
 from gateway.upstream.abort import abort
-from gateway.upstream.errors import UpstreamError
+from gateway.upstream.errors import Failure, UpstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.core.model import RequestId
     from gateway.edge.backends import Backend
+    from gateway.edge.flight import Flight
     from gateway.gate import Lease
-    from gateway.upstream.client import Reply
+    from gateway.upstream.reply import Reply
 
 DRAIN_S = 3.0
 """An abort takes effect at the end of the running step (milliseconds to a second); 3 s is a long
@@ -48,13 +48,8 @@ ABORT_S = 2.0
 """The abort itself is a message to the engine's front process, answered in milliseconds."""
 
 
-@dataclass(slots=True)
-class Running:
-    """A request that was handed to a server. `reply` is there once it was written."""
-
-    backend: Backend
-    rid: str
-    reply: Reply | None = None
+LOST_AFTER = 2
+"""Snapshots in a row that must show an engine without work; see `Reaper.missed`."""
 
 
 class Reaper:
@@ -65,30 +60,65 @@ class Reaper:
     ) -> None:
         self._confirmed = confirmed
         self._prolong = prolong
-        self._running: dict[RequestId, Running] = {}
+        self._running: dict[RequestId, Flight] = {}
+        self._dying: dict[RequestId, Flight] = {}
         self._burials: set[asyncio.Task[None]] = set()
-        self.dying = 0
 
-    def began(self, ident: RequestId, running: Running, sequences: int) -> None:
-        """A request is about to be handed to a server."""
-        self._running[ident] = running
-        running.backend.began(ident, sequences)
+    @property
+    def dying(self) -> int:
+        """Requests whose client left and that are not known to be gone."""
+        return len(self._dying)
+
+    def flights(self, backend: Backend) -> tuple[Flight, ...]:
+        """What was handed to a server and is not known to be over."""
+        both = (*self._running.values(), *self._dying.values())
+        return tuple(flight for flight in both if flight.backend is backend)
+
+    def began(self, ident: RequestId, flight: Flight) -> None:
+        """A request is about to be written to a server."""
+        self._running[ident] = flight
+        flight.at = asyncio.get_running_loop().time()
+        flight.backend.began(ident, flight.lease.grant.demand.slots)
+
+    def cut(self, backend: Backend, why: str) -> None:
+        """A server died: whoever still waits for an answer of it is told so. Some would wait long:
+        a machine that lost its power resets nothing."""
+        for flight in self.flights(backend):
+            if flight.reply is not None:
+                flight.reply.close(why)
+
+    def missed(self, backend: Backend, before: float) -> int:
+        """The engine says that it runs nothing: whatever was written before `before` (loop's clock)
+        and has not been answered by a byte is lost there. Said twice, it is believed.
+
+        Returns how many requests were given up now; their clients get a 504.
+        """
+        lost = 0
+        for flight in self._running.values():
+            reply = flight.reply
+            if flight.backend is not backend or reply is None or reply.status:
+                continue
+            flight.missed = flight.missed + 1 if flight.at <= before else 0
+            if flight.missed == LOST_AFTER:
+                lost += 1
+                reply.close("The engine has lost the request.", Failure.FIRST_BYTE_TIMEOUT)
+        return lost
 
     def ended(self, ident: RequestId) -> None:
         """It ended on its own."""
-        running = self._running.pop(ident, None)
-        if running is not None:
-            running.backend.ended(ident)
-            if running.reply is not None:
-                running.reply.close()
+        flight = self._running.pop(ident, None)
+        if flight is not None:
+            flight.backend.ended(ident)
+            if flight.reply is not None:
+                flight.reply.close()
 
     def bury(self, lease: Lease) -> None:
         """Take over an abandoned request. Returns at once."""
-        running = self._running.pop(lease.ticket.id, None)
-        if running is None:
+        flight = self._running.pop(lease.ticket.id, None)
+        if flight is None:
             return
-        running.backend.ended(lease.ticket.id)
-        burial = spawn(self._bury(lease, running), f"bury {lease.ticket.id}")
+        flight.backend.ended(lease.ticket.id)
+        burial = spawn(self._bury(lease, flight), f"bury {lease.ticket.id}")
         self._burials.add(burial)
         burial.add_done_callback(self._burials.discard)
 
@@ -102,20 +132,22 @@ class Reaper:
         if late:
             await asyncio.wait(late)
 
-    async def _bury(self, lease: Lease, running: Running) -> None:
-        backend, reply = running.backend, running.reply
+    async def _bury(self, lease: Lease, flight: Flight) -> None:
+        backend, reply, start = flight.backend, flight.reply, flight.backend.life
         loop = asyncio.get_running_loop()
         since = loop.time()
-        self.dying += 1
+        self._dying[lease.ticket.id] = flight
         if reply is not None:
             reply.forget()
         try:
-            await abort(backend.client, running.rid, api_key=backend.api_key, timeout_s=ABORT_S)
-            over = reply is not None and await _ends(reply)
+            over = reply is not None and reply.ended
+            if flight.named:
+                await abort(backend.client, flight.rid, api_key=backend.api_key, timeout_s=ABORT_S)
+                over = reply is not None and await _ends(reply)
             if reply is not None:
                 reply.close()
             while not over and loop.time() < since + STUCK_S:
-                over = await backend.gone(since, lease.grace_s - MARGIN_S)
+                over = await backend.gone(since, start, lease.grace_s - MARGIN_S)
                 if not over and not backend.says_busy(since):
                     break
                 if not over:
@@ -123,7 +155,7 @@ class Reaper:
             if over:
                 self._confirmed(lease.ticket.id)
         finally:
-            self.dying -= 1
+            self._dying.pop(lease.ticket.id, None)
             if reply is not None:
                 reply.close()
 

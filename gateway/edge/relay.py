@@ -1,35 +1,44 @@
-"""The answer's way back: bytes in, the same bytes out, as fast as both sides go.
+"""The answer's way back: bytes in, the same bytes out, as fast as both sides go; for an API that the
+engine is not asked in, what a `Teller` makes of each read.
 
-A chunk is forwarded as it was read, with the client's socket awaited, so a slow reader slows the
-server down and grows nothing here. `begin` looks at the first event before anything is committed:
-until then the request can still be put back or answered with a status of its own. After that a
-failure is told in-band, once, and the connection ends without the mark of a complete answer.
+A chunk is forwarded in the step in which it comes, and none is taken while the client's socket is
+full, so a slow reader slows the server down and grows nothing here. `begin` looks at the first event
+before anything is committed: until then the request can still be put back or answered with a status
+of its own. After that a failure is told in-band, once, and the connection ends without the mark of a
+complete answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from gateway.core.model import Outcome
 from gateway.edge import replies
+from gateway.edge.dialects import Times
+from gateway.edge.voices import retold, wall_time
+from gateway.edge.wire import Wire
 from gateway.tokens import Kind
-from gateway.upstream.answer import Dialect, Facts, reply_facts
-from gateway.upstream.errors import UpstreamError
+from gateway.upstream.answer import Dialect, Facts, error_status, reply_facts
+from gateway.upstream.errors import Failure, UpstreamError
 from gateway.upstream.sse import SseTap, Verdict, peek
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from gateway.edge.backends import Backend
-    from gateway.edge.dialects import Intent
+    from gateway.edge.booked import Booked
+    from gateway.edge.dialects import Intent, Teller
     from gateway.edge.trip import Trip
     from gateway.tokens import Counted
-    from gateway.upstream.client import Reply
+    from gateway.upstream.reply import Reply
 
 OK = 200
 BUSY = frozenset({429, 503})
+BAD_REQUEST = 400
 SERVER_ERROR = 500
 REFUSAL_BYTES = 64 * 1024
 """Largest body read of an answer that says "busy"; SGLang's has 100 bytes."""
@@ -50,29 +59,8 @@ STALLED_S = 120.0
 any pause of a reader that is alive, shorter than it takes a dozen stalled tabs to add up."""
 
 
-class Booked(Protocol):
-    """What a relay tells whoever holds the reservation; see `gate.Lease`."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether `end` was called."""
-        ...
-
-    def first_token(self) -> None:
-        """The first output came."""
-        ...
-
-    def true_up(self, generated: int) -> None:
-        """So many tokens so far."""
-        ...
-
-    def end(self, outcome: Outcome) -> None:
-        """The engine is done."""
-        ...
-
-    def abandon(self, outcome: Outcome) -> None:
-        """It is over for the client, and the engine may not know."""
-        ...
+OTHER_FRAMING = ("content-length", "content-type", "content-encoding")
+"""Headers of the engine that say nothing true of an answer in other words."""
 
 
 class BrokenAnswer(Exception):
@@ -128,6 +116,11 @@ class Relay:
         self._counted = counted
         self._dialect: Dialect = _DIALECTS[intent.kind]
         self._speaking = False  # the first output has come
+        self._teller: Teller | None = None
+        if intent.instead is not None:
+            times = Times(trip.began, trip.began + trip.waited_s, _now, wall_time)
+            self._teller = intent.instead.teller(times)
+        self.failed = False  # the server did, and not for what was asked
 
     async def run(self, reply: Reply, first: Beginning) -> web.StreamResponse:
         """Relay to the end. Raises BrokenAnswer, and ConnectionError when the client is gone."""
@@ -135,6 +128,8 @@ class Relay:
             return await self._instead_of_an_answer(reply, first)
         if reply.status == OK and _is_events(reply):
             return await self._stream(reply, first.data)
+        if self._teller is not None:
+            return await self._told(self._teller, reply, first.data)
         return await self._whole(reply, first.data)
 
     # ---- streams ---------------------------------------------------------------------------------
@@ -142,16 +137,29 @@ class Relay:
     async def _stream(self, reply: Reply, data: bytes) -> web.StreamResponse:
         out = await self._open(reply, streamed=True)
         tap = SseTap(self._dialect, strip_usage=self._intent.strip_usage)
+        wire = Wire(self._trip.request)
+
+        def look(data: bytes) -> bytes:
+            forward = tap.feed(data)
+            self._progress(tap)
+            if reply.ended:
+                self._engine_is_done(tap, reply)
+            return forward if self._teller is None else self._teller.feed(data)
+
+        def pass_on(data: bytes) -> bool:
+            return not (forward := look(data)) or wire.put(forward)
+
         try:
-            while data or (data := await reply.read()):
-                forward = tap.feed(data)
-                self._progress(tap)
-                if reply.ended:
-                    self._engine_is_done(tap, reply)
-                if forward:
-                    await self._write(out, forward)
-                data = b""
-            if rest := tap.finish():
+            if data and (forward := look(data)):  # with the head
+                await self._write(out, forward)
+            else:
+                self._trip.request.writer.send_headers()
+            while not await reply.pour(pass_on):
+                await self._patiently(self._trip.request.writer.drain())
+            rest = tap.finish()
+            if self._teller is not None:
+                rest = self._teller.finish()
+            if rest:
                 await self._write(out, rest)
         except UpstreamError as error:
             self._learn(tap, reply)
@@ -159,7 +167,7 @@ class Relay:
         self._engine_is_done(tap, reply)
         if not _complete(tap):
             # The server closed in good order, but the mark of a complete answer never came.
-            await self._write(out, replies.in_band(_INCOMPLETE))
+            await self._write(out, self._in_band(_INCOMPLETE))
         await out.write_eof()
         return out
 
@@ -170,6 +178,9 @@ class Relay:
                 self._speaking = True
                 self._trip.first_output(_now())
                 self._lease.first_token()
+                self._backend.prefilled()
+            elif self._backend.on_trial:  # a stream from before it was reached anew
+                self._backend.prefilled()
             self._lease.true_up(facts.tokens)
 
     def _engine_is_done(self, facts: Facts, reply: Reply) -> None:
@@ -177,7 +188,8 @@ class Relay:
         if self._lease.ended:
             return
         self._learn(facts, reply)
-        if facts.error is not None:
+        refused = BAD_REQUEST <= reply.status < SERVER_ERROR  # the client's mistake, in any shape
+        if facts.error is not None and not refused:
             outcome, reason = Outcome.FAILED, "the engine ended it with an error"
         elif self._shape_is_stream(reply) and not _complete(facts):
             outcome, reason = Outcome.FAILED, "the answer ended without its end mark"
@@ -185,6 +197,13 @@ class Relay:
             outcome, reason = Outcome.FAILED, f"the engine answered {reply.status}"
         else:
             outcome, reason = Outcome.COMPLETED, None
+            if not self._speaking:
+                if reply.status == OK:  # its HTTP process alone says no
+                    self._backend.prefilled()
+                if facts.tokens:  # what an answer in one piece teaches about lengths
+                    self._lease.true_up(facts.tokens)
+        asked_badly = facts.error is not None and error_status(facts.error) < SERVER_ERROR
+        self.failed = outcome is Outcome.FAILED and not asked_badly
         self._trip.ended(outcome, reason)
         self._lease.end(outcome)
 
@@ -195,7 +214,7 @@ class Relay:
         """The server broke mid-stream: say so, end, and let the lease know it was not the engine."""
         fault = replies.Fault(502, "upstream_error", f"the answer broke off: {error}")
         self._trip.ended(Outcome.FAILED, str(error))
-        await self._write(out, replies.in_band(fault))
+        await self._write(out, self._in_band(fault))
         await out.write_eof()
         raise BrokenAnswer(error, out) from error
 
@@ -230,6 +249,16 @@ class Relay:
         await out.write_eof()
         return out
 
+    async def _told(self, teller: Teller, reply: Reply, data: bytes) -> web.Response:
+        """A body that is told in other words, which takes all of it: nothing is out before."""
+        data += await reply.read_all(FACTS_BYTES)
+        self._engine_is_done(reply_facts(self._dialect, data), reply)
+        told = teller.whole(data) if reply.status == OK else None
+        status, body = retold(self._trip.voice, told, data, reply.status)
+        out = web.Response(status=status, body=body, content_type=replies.JSON)
+        self._head(out, reply, framed_by=OTHER_FRAMING)
+        return out
+
     def _facts(self, copy: list[bytes], size: int) -> Facts:
         return reply_facts(self._dialect, b"".join(copy) if size <= FACTS_BYTES else b"")
 
@@ -237,7 +266,8 @@ class Relay:
         """A 200 whose first event is an error: nothing was committed, so it gets its real status."""
         tap = SseTap(self._dialect, strip_usage=False)
         tap.feed(first.data)
-        outcome = Outcome.FAILED if first.status >= SERVER_ERROR else Outcome.COMPLETED
+        self.failed = first.status >= SERVER_ERROR
+        outcome = Outcome.FAILED if self.failed else Outcome.COMPLETED
         self._trip.ended(outcome, f"the engine refused it: {first.status}")
         self._learn(tap, reply)
         self._trip.record.upstream_status = first.status
@@ -245,21 +275,33 @@ class Relay:
             self._lease.end(outcome)
         else:
             self._lease.abandon(outcome)
-        error = {"error": {"code": first.status, **(tap.error or {})}}
-        return web.json_response(
-            error, status=first.status, headers={**self._trip.headers(), replies.SOURCE: "upstream"}
+        status, body = self._trip.voice.upstream(tap.error or {}, first.status)
+        return web.Response(
+            status=status,
+            body=body,
+            headers={**self._trip.headers(), replies.SOURCE: "upstream"},
+            content_type=replies.JSON,
         )
 
     # ---- shared ----------------------------------------------------------------------------------
 
+    def _in_band(self, fault: replies.Fault) -> bytes:
+        return self._trip.voice.event(replies.error_object(fault), fault.status)
+
     async def _open(self, reply: Reply, *, streamed: bool) -> web.StreamResponse:
         out = web.StreamResponse(status=reply.status, reason=reply.reason or None)
-        self._head(out, reply, framed_by=("content-length",) if streamed else ())
+        framing = ("content-length",) if self._teller is None else OTHER_FRAMING
+        self._head(out, reply, framed_by=framing if streamed else ())
         if streamed:
+            if self._teller is not None:
+                out.content_type = self._trip.voice.stream_type
             out.headers.setdefault("cache-control", "no-cache")
             out.headers.setdefault("x-accel-buffering", "no")
-        await out.prepare(self._trip.request)
-        return out
+        opened = await self._trip.heart.open(out, streamed=streamed)
+        if opened is not out and not streamed:  # too late for an answer of many pieces
+            msg = f"The server answered {reply.status} instead of a stream."
+            raise UpstreamError(Failure.TOO_LARGE, msg, sent=True, answered=True)
+        return opened
 
     def _head(self, out: web.StreamResponse, reply: Reply, framed_by: tuple[str, ...]) -> None:
         """The server's own headers, less those of a framing that is made anew, and ours."""
@@ -277,9 +319,13 @@ class Relay:
         if idle and len(data) <= NO_WAIT_BYTES:
             await out.write(data)
             return
+        await self._patiently(out.write(data))
+
+    async def _patiently(self, taken: Awaitable[None]) -> None:
+        """Wait until the client has taken what was written."""
         try:
             async with asyncio.timeout(STALLED_S):
-                await out.write(data)
+                await taken
         except TimeoutError:
             # Closed in good order, the connection would wait for the client to take the rest.
             self._hang_up()
@@ -293,7 +339,11 @@ class Relay:
 
     def _learn(self, facts: Facts, reply: Reply) -> None:
         self._trip.learned(facts, reply.status, _now())
+        if facts.cached_tokens is not None:
+            self._lease.cached(facts.cached_tokens)
         if facts.prompt_tokens is None or self._backend.counter is None or self._counted is None:
+            return
+        if self._intent.kind not in _COMPARED or self._counted.rough:
             return
         # On /generate every sequence reports its prompt: only a single one can be compared.
         if self._dialect != "generate" or len(self._counted.prompts) * self._intent.n == 1:
@@ -304,7 +354,16 @@ _DIALECTS: dict[Kind, Dialect] = {
     Kind.CHAT: "chat",
     Kind.COMPLETION: "completion",
     Kind.GENERATE: "generate",
+    Kind.MESSAGES: "messages",
+    Kind.RESPONSES: "responses",
+    Kind.INPUT: "chat",
+    Kind.SCORE: "chat",
+    Kind.RERANK: "chat",
+    Kind.TEXT: "chat",
 }
+
+_COMPARED = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.GENERATE, Kind.MESSAGES})
+"""Whose counts are the engine's own, so that a difference from its usage means something."""
 
 _INCOMPLETE = replies.Fault(
     502, "upstream_error", "the server ended the answer without its end mark: it is not complete"

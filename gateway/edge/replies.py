@@ -1,13 +1,15 @@
-"""Every refusal and every failure as an answer: status, headers, body. Exhaustive by type.
+"""Every refusal and every failure as an answer: status, headers, error object. Exhaustive by type.
 
-The body is OpenAI's error object, which SGLang's own clients read as well: a stable `code` to
-match on, and what was needed, what there was and what to do in words. SDKs retry 408, 409, 429 and
-5xx; `x-should-retry: false` stops them where repeating the request can not help.
+The error is OpenAI's object, which SGLang's own clients read as well: a stable `code` to match on,
+and what was needed, what there was and what to do in words. Other APIs say the same in a shape of
+their own (`voices`). SDKs retry 408, 409, 429 and 5xx; `x-should-retry: false` stops them where
+repeating the request can not help.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,11 +29,16 @@ JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete reply."""
+    """A complete reply, before it is put into the words of an API: OpenAI's status and error object."""
 
     status: int
-    body: bytes
+    error: dict[str, Any]
     headers: dict[str, str]
+
+    @property
+    def body(self) -> bytes:
+        """As OpenAI says it."""
+        return orjson.dumps({"error": self.error})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ STATUS: Final = {
     Code.NOT_FOUND: 404,
     Code.BODY_TOO_LARGE: 413,
     Code.CLIENT_LIMIT: 429,
+    Code.QUOTA_EXCEEDED: 429,
+    Code.COOLING_DOWN: 429,
     Code.QUEUE_FULL: 429,
     Code.DEADLINE_UNREACHABLE: 429,
     Code.NO_BACKEND: 503,
@@ -70,12 +79,16 @@ ADVICE: Final = {
     Code.NOT_FOUND: "Only the inference routes of this API pass the gate.",
     Code.BODY_TOO_LARGE: "Send a smaller body; images take most of it.",
     Code.CLIENT_LIMIT: "Wait for your own requests to finish, then try again.",
+    Code.QUOTA_EXCEEDED: "Try again after the time in Retry-After, or ask the operator for more.",
+    Code.COOLING_DOWN: (
+        "Look at the errors those requests got, and try again after the time in Retry-After."
+    ),
     Code.QUEUE_FULL: "Try again after the time in Retry-After.",
     Code.QUEUE_TIMEOUT: "Try again after the time in Retry-After.",
     Code.DEADLINE_UNREACHABLE: "Try again later, or allow more time.",
     Code.QUARANTINED: "This very request was in flight when the server died twice; change it.",
     Code.NO_BACKEND: "The server is starting or down; try again after the time in Retry-After.",
-    Code.DRAINING: "This gate is shutting down; try again, another one may answer.",
+    Code.DRAINING: "Try again; another gate, or its next start, may answer.",
 }
 """What the client can do about each refusal."""
 
@@ -84,7 +97,7 @@ def refused(refusal: Refusal, *, param: str | None = None) -> Answer:
     """A refusal as an answer."""
     status = STATUS[refusal.code]
     error: dict[str, Any] = {
-        "message": f"{_sentence(refusal.message)} {ADVICE[refusal.code]}",
+        "message": f"{_sentence(refusal.message, param)} {ADVICE[refusal.code]}",
         "type": _type(status),
         "param": param,
         "code": refusal.code.value,
@@ -99,10 +112,12 @@ def refused(refusal: Refusal, *, param: str | None = None) -> Answer:
     headers = {SOURCE: "gateway"}
     if status in {429, 503}:
         wait = refusal.retry_after_s if refusal.retry_after_s is not None else 5.0
-        headers["retry-after"] = str(min(max(1, math.ceil(wait)), LONGEST_RETRY_S))
+        # A quota is the exception: who comes back before its window ends is refused again.
+        longest = math.inf if refusal.code is Code.QUOTA_EXCEEDED else LONGEST_RETRY_S
+        headers["retry-after"] = str(min(max(1, math.ceil(wait)), longest))
     elif status != 401:
         headers["x-should-retry"] = "false"
-    return Answer(status, orjson.dumps({"error": error}), headers)
+    return Answer(status, error, headers)
 
 
 def invalid(message: str, param: str | None = None) -> Answer:
@@ -110,18 +125,30 @@ def invalid(message: str, param: str | None = None) -> Answer:
     return refused(Refusal(Code.INVALID_REQUEST, message), param=param)
 
 
+def too_large(size: int, limit: int) -> Refusal:
+    """A body over the limit, bytes: so much was announced, or read so far."""
+    words = f"the body has {size} bytes or more; the limit is {limit}"
+    return Refusal(Code.BODY_TOO_LARGE, words, size, limit)
+
+
+def too_slow(message: str) -> Answer:
+    """A body that did not come in time. SDKs try a 408 again, which is right."""
+    error = {
+        "message": f"{_sentence(message)} Send it again.",
+        "type": _type(408),
+        "param": None,
+        "code": Code.INVALID_REQUEST.value,
+    }
+    headers = {SOURCE: "gateway", "connection": "close"}
+    return Answer(408, error, headers)
+
+
 def failed(fault: Fault) -> Answer:
     """The engine or the way to it broke before anything reached the client."""
     headers = {SOURCE: "upstream"}
     if fault.status == 503:
         headers["retry-after"] = "5"
-    return Answer(fault.status, orjson.dumps({"error": error_object(fault)}), headers)
-
-
-def in_band(fault: Fault) -> bytes:
-    """The same after the headers are out: one SSE event. The stream is closed after it, without a
-    [DONE]: SDKs raise on an `error` object, and nothing pretends the answer was complete."""
-    return b"data: " + orjson.dumps({"error": error_object(fault)}) + b"\n\n"
+    return Answer(fault.status, error_object(fault), headers)
 
 
 def error_object(fault: Fault) -> dict[str, Any]:
@@ -134,6 +161,21 @@ def error_object(fault: Fault) -> dict[str, Any]:
     }
 
 
+def error_in(body: bytes, status: int) -> dict[str, Any]:
+    """The error object of a complete answer. SGLang's has none around it."""
+    told: Any = None
+    with suppress(orjson.JSONDecodeError):
+        told = orjson.loads(body)
+    if not isinstance(told, dict):
+        told = {
+            "message": f"The server answered {status}.",
+            "type": "upstream_error",
+            "code": status,
+        }
+    error = told.get("error")
+    return error if isinstance(error, dict) else told
+
+
 def _type(status: int) -> str:
     return {
         401: "authentication_error",
@@ -144,6 +186,8 @@ def _type(status: int) -> str:
     }.get(status, "invalid_request_error")
 
 
-def _sentence(text: str) -> str:
-    text = text[:1].upper() + text[1:]
+def _sentence(text: str, field: str | None = None) -> str:
+    """With a capital and a full stop; a name of a field stays as clients write it."""
+    if field is None or not text.startswith(field):
+        text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else text + "."

@@ -10,15 +10,25 @@ from __future__ import annotations
 from enum import StrEnum
 
 from gateway.edge.dialects import Dialect
+from gateway.edge.dialects.anthropic import Messages
+from gateway.edge.dialects.ollama import OllamaChat, OllamaGenerate
 from gateway.edge.dialects.openai import Chat, Text
+from gateway.edge.dialects.prompts import Classify, Embeddings, Rerank, Score
+from gateway.edge.dialects.responses import Responses
 from gateway.edge.dialects.sglang import Generate
+from gateway.edge.voices import OLLAMA, OPENAI, Voice
 
 
 class Quick(StrEnum):
     """Routes that cost the engine no generation."""
 
     MODELS = "models"  # relayed from a server that is ready
+    COUNT = "count"  # Anthropic's count of a prompt: the gate's own counter answers
     ALIVE = "alive"  # agents probe the root before they begin: answered here
+    TAGS = "tags"  # Ollama's list of models, as the three below: see `catalogue`
+    PS = "ps"  # those that are loaded, which all are
+    SHOW = "show"  # what one of them can do
+    VERSION = "version"
 
 
 Route = Dialect | Quick
@@ -27,6 +37,19 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("POST", "/v1/chat/completions"): Chat(),
     ("POST", "/v1/completions"): Text(),
     ("POST", "/generate"): Generate(),
+    ("POST", "/v1/messages"): Messages(),
+    ("POST", "/v1/messages/count_tokens"): Quick.COUNT,
+    ("POST", "/v1/responses"): Responses(),
+    ("POST", "/v1/embeddings"): Embeddings(),
+    ("POST", "/v1/classify"): Classify(),
+    ("POST", "/v1/score"): Score(),
+    ("POST", "/v1/rerank"): Rerank(),
+    ("POST", "/api/chat"): OllamaChat(),
+    ("POST", "/api/generate"): OllamaGenerate(),
+    ("GET", "/api/tags"): Quick.TAGS,
+    ("GET", "/api/ps"): Quick.PS,
+    ("POST", "/api/show"): Quick.SHOW,
+    ("GET", "/api/version"): Quick.VERSION,
     ("GET", "/v1/models"): Quick.MODELS,
     ("GET", "/"): Quick.ALIVE,
     ("HEAD", "/"): Quick.ALIVE,
@@ -35,6 +58,11 @@ ROUTES: dict[tuple[str, str], Route] = {
 METHODS: dict[str, tuple[str, ...]] = {}
 for _method, _path in ROUTES:
     METHODS[_path] = (*METHODS.get(_path, ()), _method)
+
+
+def voice(raw_path: str) -> Voice:
+    """How errors are told where there is no route."""
+    return OLLAMA if raw_path.startswith("/api/") else OPENAI
 
 
 def find(method: str, raw_path: str) -> Route | None:

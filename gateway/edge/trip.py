@@ -6,22 +6,27 @@ headers), to the server (forwarded headers, our own request id) and to the recor
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from gateway.core.model import Code, Outcome, RequestId
+from gateway.core.model import Code, Outcome, Refusal, RequestId
 from gateway.edge import replies
+from gateway.edge.body import TooLarge
+from gateway.edge.heartbeat import Heart
 from gateway.observe.record import Record, served_or_other
+from gateway.observe.spans import parent_of
 from gateway.upstream.headers import strip_hop_by_hop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gateway.core.model import Grant, Refusal
-    from gateway.edge.dialects import Dialect, Intent
+    from gateway.core.model import Grant
+    from gateway.edge.body import Unread
+    from gateway.edge.dialects import Dialect, Instead, Intent
     from gateway.tokens import Counted
     from gateway.upstream.answer import Facts
     from gateway.upstream.facts import ServerFacts
@@ -40,8 +45,18 @@ NOT_FORWARDED = frozenset(
         "x-request-id",
     }
 )
+OF_ITS_BODY = frozenset({"accept", "content-type"})
+"""Headers that say nothing true of a body in other words."""
+
 NOT_FORWARDED_PREFIX = "x-override-"
 """Headers that set engine internals where the engine was started to obey them (>= 0.5.17)."""
+
+CUT_S = 0.5
+"""How long a client that is being cut may take to read that: half of what connections get to end when
+the gate goes down (`app.CUT_S`)."""
+
+DRAINED = "drained"
+"""The reason of what was cut when draining was over."""
 
 
 def clean_id(headers: Mapping[str, str]) -> str | None:
@@ -60,13 +75,18 @@ class Trip:
         self.id = RequestId(secrets.token_hex(14))
         self.attempts = 0
         self.refused_connections = 0
-        self.target = request.rel_url.raw_path_qs
+        self.instead: Instead | None = None
         self.record = Record(id=self.id, dialect=type(dialect).__name__.lower())
         self.record.client_request_id = clean_id(request.headers)
+        self.record.traceparent = parent_of(request.headers.getall("traceparent", ()))
         retry = request.headers.get("x-stainless-retry-count", "")
         if retry.isascii() and retry.isdigit() and len(retry) < 4:
             self.record.client_retry = int(retry)
-        self._began = now
+        self.voice = dialect.voice
+        self.heart = Heart(request, self.voice)
+        self.began = now
+        self.read = False  # its body is here
+        self.cut = False  # it is to end now: the gate is going down
         self._first: float | None = None
         self._last: float | None = None
 
@@ -74,6 +94,7 @@ class Trip:
 
     def asks(self, intent: Intent, client: str, facts: Iterable[ServerFacts | None]) -> None:
         """What the body wants."""
+        self.instead = intent.instead
         served = {model for one in facts if one is not None for model in one.models}
         record = self.record
         record.client = client
@@ -88,12 +109,31 @@ class Trip:
         self.record.prompt_tokens = counted.total
         self.record.count_method = counted.method.value
 
-    def granted(self, grant: Grant, free: int) -> str:
-        """A reservation: the id to send upstream. `free` is what was free before it, KV tokens."""
+    def trimmed(self, turns: int, tokens: int) -> None:
+        """So much of the conversation was left out, see `trimming`."""
+        self.record.trimmed_turns, self.record.trimmed_tokens = turns, tokens
+
+    @property
+    def target(self) -> str:
+        """The engine's route."""
+        return self.request.rel_url.raw_path_qs if self.instead is None else self.instead.target
+
+    @property
+    def waited_s(self) -> float:
+        """How long it was here before a server had it, seconds."""
+        return ((self.record.door_ms or 0.0) + (self.record.queue_ms or 0.0)) / 1000
+
+    def next_rid(self) -> str:
+        """An id for one more try: the engine takes each once, and matches ids by prefix."""
         rid = f"{self.id}{self.attempts:04x}"
         self.attempts += 1
+        self.record.attempts = self.attempts
+        return rid
+
+    def granted(self, grant: Grant, free: int) -> str:
+        """A reservation: the id to send upstream. `free` is what was free before it, KV tokens."""
+        rid = self.next_rid()
         record = self.record
-        record.attempts = self.attempts
         record.backend, record.rank = grant.pool.backend, grant.pool.rank
         record.kv_reserved, record.kv_free_at_grant = grant.demand.kv, free
         record.cap_forwarded = grant.demand.cap
@@ -129,13 +169,40 @@ class Trip:
         """The client is gone."""
         self.ended(Outcome.CANCELLED, "the client left")
 
+    @property
+    def was_cut(self) -> bool:
+        """Whether it ended because the gate went down."""
+        return self.record.reason == DRAINED
+
+    @property
+    def gone(self) -> bool:
+        """Whether its connection is closed."""
+        return self.request.transport is None or self.request.transport.is_closing()
+
+    async def cut_short(self) -> web.StreamResponse:
+        """The end of a request that still ran when the time for that was over: a complete answer, or
+        one event in its stream. Its task was cancelled for that, and goes on."""
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        self.ended(Outcome.FAILED, DRAINED)
+        words = "the gate is shutting down, and this answer was not complete when its time was over"
+        answer = self._answer(replies.refused(Refusal(Code.DRAINING, words)))
+        try:
+            async with asyncio.timeout(CUT_S):
+                return await self.heart.deliver(answer)
+        except TimeoutError:  # it reads nothing
+            self.heart.hang_up()
+        except ConnectionError:
+            pass
+        return answer
+
     def done(self, now: float) -> Record:
         """The finished record."""
         record = self.record
         self.ended(Outcome.FAILED, "unexpected")
-        record.e2e_ms = (now - self._began) * 1000
+        record.e2e_ms = (now - self.began) * 1000
         if self._first is not None:
-            record.ttft_ms = (self._first - self._began) * 1000
+            record.ttft_ms = (self._first - self.began) * 1000
             tokens = (record.output_tokens or 0) / max(1, record.n * record.prompts)
             if self._last is not None and tokens > 1:
                 record.tpot_ms = (self._last - self._first) * 1000 / (tokens - 1)
@@ -160,15 +227,27 @@ class Trip:
         self.record.code = code
         return self._answer(answer)
 
+    def unread(self, error: Unread) -> web.Response:
+        """The answer to a request whose body was too large or too slow to be read."""
+        if isinstance(error, TooLarge):
+            return self.refused(replies.too_large(error.size, error.limit))
+        return self.refuse(replies.too_slow(str(error)), Code.INVALID_REQUEST)
+
+    def known(self, body: bytes) -> web.Response:
+        """An answer that needed no server."""
+        self.ended(Outcome.COMPLETED)
+        return web.Response(body=body, headers=self.headers(), content_type=replies.JSON)
+
     def failed(self, fault: replies.Fault) -> web.Response:
         """The answer to a request whose server broke before anything reached the client."""
         self.ended(Outcome.FAILED, fault.message)
         return self._answer(replies.failed(fault))
 
     def _answer(self, answer: replies.Answer) -> web.Response:
+        status, body = self.voice.whole(answer)
         return web.Response(
-            status=answer.status,
-            body=answer.body,
+            status=status,
+            body=body,
             headers={**self.headers(), **answer.headers},
             content_type=replies.JSON,
         )
@@ -181,11 +260,16 @@ class Trip:
         told = {"x-request-id": record.client_request_id or self.id}
         if record.prompt_tokens is not None:
             told["x-kvgate-prompt-tokens"] = str(record.prompt_tokens)
+        if record.trimmed_turns is not None:
+            told["x-kvgate-trimmed"] = (
+                f"turns={record.trimmed_turns} tokens={record.trimmed_tokens}"
+            )
         if record.queue_ms is not None:
             told["x-kvgate-queue-ms"] = f"{record.queue_ms:.0f}"
         if record.backend is not None:
             told["x-kvgate-backend"] = record.backend
-            told["x-kvgate-max-tokens"] = str(record.cap_forwarded)
+            if record.cap_forwarded is not None:  # None: it went through as it came
+                told["x-kvgate-max-tokens"] = str(record.cap_forwarded)
             if record.cap_source == "clamped":
                 told["x-kvgate-clamped-from"] = str(record.cap_asked)
             elif record.cap_source == "injected":
@@ -194,9 +278,14 @@ class Trip:
 
     def forwarded_headers(self) -> list[tuple[str, str]]:
         """The client's own headers, less what is not for the server."""
-        return [
+        kept = [
             (name, value)
             for name, value in strip_hop_by_hop(self.request.headers.items())
             if (low := name.lower()) not in NOT_FORWARDED
             and not low.startswith(NOT_FORWARDED_PREFIX)
         ]
+        if self.instead is None:
+            return kept
+        # It may have come as anything (curl calls it a form); the engine wants to be told.
+        other = [(name, value) for name, value in kept if name.lower() not in OF_ITS_BODY]
+        return [*other, ("content-type", replies.JSON)]

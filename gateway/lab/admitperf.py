@@ -79,7 +79,7 @@ def _heading(scenario: Scenario, policy: str, seed: int) -> dict[str, Any]:
     family = "fixed" if policy.startswith("fixed-") else policy
     quantity, structure, protects = _CARDS[family]
     taken = parameters(policy, scenario)
-    profile = scenario.profile
+    profile = scenario.box(seed)
     return {
         "experiment": scenario.name,
         "run": f"r{seed}",

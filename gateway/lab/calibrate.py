@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gateway.lab import orders, policies
+from gateway.lab.fleet import Spread, least_connections
 from gateway.lab.flights import Fate
 from gateway.lab.gates import QueueGate
 from gateway.lab.measures import WARM
 from gateway.lab.scenarios import SCENARIOS
 from gateway.lab.simulate import simulate
+from gateway.twin.profiles import UNBOUNDED
 
 if TYPE_CHECKING:
     from gateway.lab.traces import Trace
+    from gateway.twin.profiles import Profile
 
 SURPLUS = 2.0  # times the scenario's load, which is itself near or above what its box can do
 ALONE = 40  # requests measured unloaded: enough for a p90, and a second of work
@@ -74,8 +77,13 @@ def _capacity(name: str, seconds: float, *, in_time: bool = False) -> float:
     crowd = scenario.arrivals(0, SURPLUS * seconds)
     crowd = crowd.mapped(lambda item: replace(item, at=item.at / SURPLUS))
     wait = scenario.objectives.ttft / 2 if in_time else float("inf")
-    gate = QueueGate(policies.Oracle("oracle"), orders.ByArrival(), max_wait_s=wait)
-    run = simulate(crowd, gate, scenario.profile, version=scenario.version, seconds=seconds)
+    boxes = [_immortal(box) for box in scenario.servers(0)]
+    gates = [
+        QueueGate(policies.Oracle("oracle"), orders.ByArrival(), max_wait_s=wait, server=server)
+        for server in range(len(boxes))
+    ]
+    gate = Spread(least_connections, gates)
+    run = simulate(crowd, gate, boxes, version=scenario.version, seconds=seconds)
     # Answers under way when measuring began make up for those under way when it stopped.
     served = sum(
         flight.fate is Fate.SERVED
@@ -84,6 +92,11 @@ def _capacity(name: str, seconds: float, *, in_time: bool = False) -> float:
         for flight in run.flights
     )
     return max(served, 1) / ((1 - WARM) * seconds)
+
+
+def _immortal(box: Profile) -> Profile:
+    """A box as it is while it lives: a gate that only knows lengths may well kill it."""
+    return box.with_(activations=UNBOUNDED, dry_pool_kills=False)
 
 
 def _unloaded(name: str, trace: Trace) -> tuple[list[float], list[float]]:
@@ -100,7 +113,7 @@ def _unloaded(name: str, trace: Trace) -> tuple[list[float], list[float]]:
     run = simulate(
         sparse,
         gate,
-        scenario.profile,
+        scenario.box(0),
         version=scenario.version,
         seconds=APART_S * (len(chosen) + 1),
     )

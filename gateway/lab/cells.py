@@ -11,22 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.lab import orders, policies
+from gateway.lab import fleet, orders, policies
 from gateway.lab.admitperf import write_log
-from gateway.lab.coregate import CoreGate
+from gateway.lab.arrivals import alone
+from gateway.lab.coregate import CoreGate, Part
 from gateway.lab.gates import Gate, QueueGate
 from gateway.lab.measures import (
     first_retries,
     measure,
     measured,
+    retractions_after,
     served_tokens_per_second,
     ttft_quantile,
 )
-from gateway.lab.scenarios import SCENARIOS, Scenario, alone
+from gateway.lab.scenarios import SCENARIOS, Scenario
 from gateway.lab.sights import ranges
 from gateway.lab.simulate import Run, simulate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gateway.lab.traces import Trace
 
 FIXED_LIMITS = (2, 8, 16, 32, 64)
@@ -41,9 +45,41 @@ POLICIES = (
     "past-future",
     "vtc",
     "kvgate",
+    "kvgate-no-forecast",
+    "kvgate-no-pace",
+    "kvgate-no-shares",
     "oracle",
     "oracle-mcsf",
 )
+
+
+FLEET = (
+    "round-robin",
+    "least-connections",
+    "static-split",
+    "kvgate-apart",
+    "kvgate",
+    "kvgate-no-affinity",
+)
+"""What stands before several servers: balancers, a gate for each behind round robin, one for all."""
+
+OURS: dict[str, Part | None] = {
+    "kvgate": None,
+    "kvgate-no-forecast": "forecast",  # reservation: declared
+    "kvgate-no-pace": "pace",  # tpot_s: off
+    "kvgate-no-shares": "shares",  # everybody is one client
+    "kvgate-no-affinity": "affinity",  # where a prompt's beginning was read counts for nothing
+}
+
+
+ABLATIONS = tuple(name for name in POLICIES if OURS.get(name) is not None)
+"""Ours without a part: for who asks what that part is worth."""
+
+
+def played(scenario: str, chosen: Sequence[str]) -> list[str]:
+    """Those of `chosen` that have a meaning in a scenario: balancers need several servers."""
+    known = FLEET if SCENARIOS[scenario].fleet else POLICIES
+    return [policy for policy in chosen if policy in known]
 
 
 def gate_of(policy: str, scenario: Scenario, seed: int) -> Gate:
@@ -64,10 +100,32 @@ def gate_of(policy: str, scenario: Scenario, seed: int) -> Gate:
             for most in FIXED_LIMITS
         },
     }
-    if policy == "kvgate":
-        return CoreGate(max_wait_s=scenario.max_wait_s, seed=seed)
+    if scenario.fleet and policy not in OURS:
+        return _spread(policy, scenario, seed)
+    if policy in OURS:
+        return CoreGate(max_wait_s=scenario.max_wait_s, seed=seed, without=OURS[policy])
     chosen, order = made[policy]
     return QueueGate(chosen, order, max_wait_s=scenario.max_wait_s)
+
+
+def _spread(policy: str, scenario: Scenario, seed: int) -> Gate:
+    """A gate for each of a scenario's servers, behind a balancer."""
+    routes = {
+        "round-robin": fleet.round_robin(),
+        "least-connections": fleet.least_connections,
+        "static-split": fleet.static_split,
+        "kvgate-apart": fleet.round_robin(),
+        "oracle": fleet.least_connections,
+    }
+    wait = scenario.max_wait_s
+    gates: list[Gate] = []
+    for server in range(len(scenario.fleet)):
+        if policy == "kvgate-apart":
+            gates.append(CoreGate(max_wait_s=wait, seed=seed, server=server))
+            continue
+        rule = policies.Oracle("oracle") if policy == "oracle" else policies.Nothing("none")
+        gates.append(QueueGate(rule, orders.ByArrival(), max_wait_s=wait, server=server))
+    return fleet.Spread(routes[policy], gates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +137,7 @@ class Cell:
     seed: int
     seconds: float
     logs: str | None = None
+    patient: bool = True  # whether to play it again with clients that honour Retry-After
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +156,9 @@ def run_cell(cell: Cell) -> Measured:
     values = measure(run, scenario.objectives)
     if scenario.victims is not None:
         values |= _victims(cell, trace, run, scenario.victims)
-    if any(flight.retry_after_s is not None for flight in run.flights):
+    if scenario.shift is not None:
+        values["retractions_per_1000_after"] = retractions_after(run, scenario.shift * cell.seconds)
+    if cell.patient and any(flight.retry_after_s is not None for flight in run.flights):
         patient = _play(cell, trace, honour_retries=True)
         if (share := first_retries(patient)) is not None:
             values["retry_first_try"] = share
@@ -111,7 +172,7 @@ def _play(cell: Cell, trace: Trace, *, honour_retries: bool = False) -> Run:
     return simulate(
         trace,
         gate_of(cell.policy, scenario, cell.seed),
-        scenario.profile,
+        scenario.servers(cell.seed),
         version=scenario.version,
         seconds=cell.seconds,
         honour_retries=honour_retries,

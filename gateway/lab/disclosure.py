@@ -85,21 +85,28 @@ METRICS = {
     "runaway_tokens_per_s": "prompt and output tokens served to the runaway, per second",
     "runaway_vs_vtc": "runaway_tokens_per_s over VTC's on the same arrivals: what isolation costs "
     "the runaway",
-    "jain": "Jain's index over clients of served over asked cost (prompt + 2 x output)",
+    "jain": "Jain's index of the service (prompt + 2 x output tokens, as it was given) of the clients "
+    "that had a request without its first token at 90 % of all moments or more",
+    "service_gap": "largest difference of service between two of those clients at any moment, over "
+    "VTC's bound 2 max(prompt, 2 x output)",
+    "goodput_vs_worst_case": "goodput over that of worst-case on the same arrivals",
+    "retractions_per_1000_after": "retractions since outputs doubled, per 1000 requests since then",
     "wasted_prefill_share": "prompt tokens computed again after retractions over those asked",
     "retry_first_try": "refused requests that came back once when told and were let through then, "
     "over those that came back; measured in a second run in which every client does so",
     "ttft_mape": "mean absolute percentage error of the predicted TTFT",
     "ttft_q95_coverage": "share of requests whose TTFT was below the predicted 95th percentile",
+    "cache_hit_share": "prompt tokens that the engines found in their prefix caches over those asked; "
+    "absent where nothing begins alike",
     "limit": "the concurrency that was best in this scenario",
 }
 
 ABSENT = {
-    "ttft_mape": "null: the gate predicts no TTFT in this version",
-    "ttft_q95_coverage": "null: the gate predicts no TTFT in this version",
+    "ttft_mape": "null where a policy predicts no TTFT",
+    "ttft_q95_coverage": "null where a policy predicts no TTFT",
     "retry_first_try": "null where nothing was refused, or the policy names no time to come back",
     "victim_ttft_p99_vs_alone": "null where a scenario has no runaway",
     "runaway_vs_vtc": "null where a scenario has no runaway, or VTC serves it nothing",
-    "jain": "null where only one client asks, or nobody was served",
+    "jain": "null where fewer than two clients were backlogged throughout",
     "goodput_vs_oracle": "null where the oracle serves nothing in time",
 }

@@ -7,13 +7,16 @@ asked for, because others are measured against them. The result is rows for scri
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from signal import SIG_DFL, SIGINT
+from signal import signal as on
 from typing import TYPE_CHECKING, Any
 
 from gateway.lab.calibrate import ALONE, SURPLUS, calibrate
-from gateway.lab.cells import FIXED_LIMITS, POLICIES, Cell, Measured, run_cell
+from gateway.lab.cells import FIXED_LIMITS, FLEET, POLICIES, Cell, Measured, played, run_cell
 from gateway.lab.disclosure import ABSENT, METRICS, parameters
 from gateway.lab.rows import RATIOS, rows
 from gateway.lab.scenarios import SCENARIOS
@@ -21,11 +24,12 @@ from gateway.lab.sights import READS, SIGNALS
 from gateway.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gateway.lab.calibrate import Calibration
 
 QUICK = 4.0  # how many times shorter a quick run plays each scenario
+QUICK_LIMITS = (8, 32)  # of `fixed` in a quick run
 
 
 def evaluate(
@@ -43,21 +47,21 @@ def evaluate(
     With `logs`, a directory, every run leaves a decision log below it. Raises KeyError naming what
     there is on an unknown scenario or policy.
     """
-    _known("policy", chosen, POLICIES)
+    _known("policy", chosen, (*POLICIES, *(name for name in FLEET if name not in POLICIES)))
     _known("scenario", scenarios, tuple(SCENARIOS))
     lasting = {name: SCENARIOS[name].seconds / (QUICK if quick else 1.0) for name in scenarios}
-    cells = _cells(lasting, chosen, seeds, logs)
+    cells = _cells(lasting, chosen, seeds, logs, quick=quick)
     total = len(cells) + len(lasting)
     results: dict[Cell, Measured] = {}
     boxes: dict[str, Calibration] = {}
-    with ProcessPoolExecutor(max_workers=workers) as pool:
+    with _players(workers) as pool:
         measuring = {pool.submit(calibrate, *item): item[0] for item in lasting.items()}
         running = {pool.submit(run_cell, cell): cell for cell in cells}
         for measured in as_completed(measuring):
             boxes[measuring[measured]] = measured.result()
             progress(len(boxes), total)
-        for played in as_completed(running):
-            results[running[played]] = played.result()
+        for done in as_completed(running):
+            results[running[done]] = done.result()
             progress(len(boxes) + len(results), total)
     ordered = {cell: results[cell] for cell in cells}
     return {
@@ -69,7 +73,7 @@ def evaluate(
             "seeds": seeds,
             "quick": quick,
             "policies": list(chosen),
-            "fixed_limits": list(FIXED_LIMITS),
+            "fixed_limits": list(QUICK_LIMITS if quick else FIXED_LIMITS),
             "absent": ABSENT,
             "metrics": METRICS,
             "calibration": f"capacity under {SURPLUS:g} times the load and without a limit of "
@@ -77,10 +81,23 @@ def evaluate(
             "scenarios": {name: _about(name, lasting[name], boxes[name]) for name in scenarios},
             "signals": {"meaning": SIGNALS, "read_by": READS, "ranges": _ranges(ordered, chosen)},
             "parameters": {
-                name: {policy: _parameters(policy, name) for policy in chosen} for name in scenarios
+                name: {policy: _parameters(policy, name) for policy in played(name, chosen)}
+                for name in scenarios
             },
         },
     }
+
+
+@contextlib.contextmanager
+def _players(workers: int | None) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with the run: whoever interrupts it does not wait for what was not begun,
+    and a terminal's Ctrl-C ends them at once, without a traceback each."""
+    with ProcessPoolExecutor(workers, initializer=on, initargs=(SIGINT, SIG_DFL)) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _known(what: str, names: Sequence[str], there_are: Sequence[str]) -> None:
@@ -91,19 +108,28 @@ def _known(what: str, names: Sequence[str], there_are: Sequence[str]) -> None:
 
 
 def _cells(
-    lasting: dict[str, float], chosen: Sequence[str], seeds: int, logs: str | None
+    lasting: dict[str, float],
+    chosen: Sequence[str],
+    seeds: int,
+    logs: str | None,
+    *,
+    quick: bool,
 ) -> list[Cell]:
     """The cells, and those of the references that were not asked for (which leave no logs)."""
+    limits = QUICK_LIMITS if quick else FIXED_LIMITS
     out: list[Cell] = []
     for name, seconds in lasting.items():
         needed = {reference for _, reference in RATIOS.values()}
         if SCENARIOS[name].victims is None:
             needed.discard("vtc")
-        for policy in (*chosen, *sorted(needed - set(chosen))):
-            variants = [f"fixed-{most}" for most in FIXED_LIMITS] if policy == "fixed" else [policy]
-            folder = logs if policy in chosen else None
+        if SCENARIOS[name].fleet:
+            needed = {"oracle"}
+        mine = played(name, chosen)
+        for policy in (*mine, *sorted(needed - set(mine))):
+            variants = [f"fixed-{most}" for most in limits] if policy == "fixed" else [policy]
+            folder = logs if policy in mine else None
             out.extend(
-                Cell(name, variant, seed, seconds, folder)
+                Cell(name, variant, seed, seconds, folder, patient=not quick or seed == 0)
                 for variant in variants
                 for seed in range(seeds)
             )
@@ -113,10 +139,12 @@ def _cells(
 def _about(name: str, seconds: float, box: Calibration) -> dict[str, Any]:
     """What was run, in full: enough to run it again."""
     scenario = SCENARIOS[name]
-    profile = scenario.profile
+    profile = scenario.box(0)
     return {
         "story": scenario.story,
         "profile": profile.name,
+        "boxes": [box.name for box in scenario.boxes],
+        "servers": [box.name for box in scenario.servers(0)],
         "model": profile.model,
         "engine": scenario.version,
         "pool": profile.pool,

@@ -48,6 +48,7 @@ class Flight:
     arrival: Arrival
     fate: Fate = Fate.PENDING
     cap: int | None = None  # what was forwarded
+    limit: int | None = None  # the cap in force: the engine clips silently
     granted: float | None = None
     first: float | None = None
     ended: float | None = None
@@ -55,6 +56,8 @@ class Flight:
     sight: Sight | None = None  # at the decision, grant or refusal
     code: str | None = None  # of a refusal
     retry_after_s: float | None = None  # of a refusal that says when to come back
+    predicted: tuple[float, float] | None = None  # TTFT and its 95th percentile, at the door
+    server: int = 0  # where it goes, or went
     again: bool = False  # the first retry of a refused request, at the time it was told
 
     @property

@@ -6,10 +6,16 @@ ones come early; the baselines live with that bias, as they do in the papers.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import random
 
 WINDOW = 2000  # lengths kept, per client and in all
 LEAST = 50  # lengths below which a client borrows, and below which nothing is predicted
@@ -17,33 +23,67 @@ LEAST = 50  # lengths below which a client borrows, and below which nothing is p
 Lengths = npt.NDArray[np.float64]
 
 
-class History:
-    """A window of finished output lengths, tokens."""
+class Window:
+    """The last WINDOW lengths, in order of time and in order of size."""
 
     def __init__(self) -> None:
-        self._windows: dict[str | None, deque[int]] = {}
-        self._sorted: dict[str | None, Lengths] = {}
+        self.ordered: list[int] = []
+        self._in_time: deque[int] = deque()
+
+    def add(self, length: int) -> None:
+        """One more; the oldest goes when there are too many."""
+        self._in_time.append(length)
+        insort(self.ordered, length)
+        if len(self._in_time) > WINDOW:
+            del self.ordered[bisect_left(self.ordered, self._in_time.popleft())]
+
+
+class History:
+    """Finished output lengths, tokens."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str | None, Window] = {}
 
     def add(self, client: str, length: int) -> None:
         """`client` has had an answer of `length` tokens."""
         for key in (client, None):
-            self._windows.setdefault(key, deque(maxlen=WINDOW)).append(length)
-            self._sorted.pop(key, None)
+            self._windows.setdefault(key, Window()).add(length)
 
-    def lengths(self, client: str) -> Lengths | None:
+    def lengths(self, client: str) -> list[int] | None:
         """Sorted lengths to predict `client` from, or None when there are too few."""
         for key in (client, None):
             window = self._windows.get(key)
-            if window is not None and len(window) >= LEAST:
-                if key not in self._sorted:
-                    self._sorted[key] = np.sort(np.array(window, dtype=np.float64))
-                return self._sorted[key]
+            if window is not None and len(window.ordered) >= LEAST:
+                return window.ordered
         return None
 
-    def beyond(self, client: str, out: int) -> Lengths | None:
-        """Sorted lengths of `client` longer than the `out` tokens it has already; maybe empty."""
+    def quantile(self, client: str, level: float) -> float | None:
+        """A quantile of the lengths of `client`, linear between two; None when there are too few."""
         lengths = self.lengths(client)
-        return None if lengths is None else lengths[np.searchsorted(lengths, out, side="right") :]
+        if lengths is None:
+            return None
+        place = level * (len(lengths) - 1)
+        below = int(place)
+        above = min(below + 1, len(lengths) - 1)
+        return lengths[below] + (place - below) * (lengths[above] - lengths[below])
+
+    def quantile_beyond(self, client: str, out: int, level: float) -> int | None:
+        """The upper quantile, at `level`, of the lengths of `client` longer than the `out` tokens it
+        has already; None when there are too few lengths, or none so long."""
+        lengths = self.lengths(client)
+        start = 0 if lengths is None else bisect_right(lengths, out)
+        if lengths is None or start == len(lengths):
+            return None
+        count = len(lengths) - start
+        return lengths[start + min(count, math.ceil(level * (count + 1))) - 1]
+
+    def draw_beyond(self, client: str, out: int, rng: random.Random) -> int | None:
+        """One of those lengths at random; None as for `quantile_beyond`."""
+        lengths = self.lengths(client)
+        start = 0 if lengths is None else bisect_right(lengths, out)
+        if lengths is None or start == len(lengths):
+            return None
+        return lengths[start + int(rng.random() * (len(lengths) - start))]
 
 
 def peak(held: Lengths, remaining: Lengths) -> float:

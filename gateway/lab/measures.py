@@ -4,8 +4,8 @@
   of the measured part, `goodput_share` is good over offered.
 - The measured part leaves out the first WARM of the run, while the pool fills and windows are
   empty, and the arrivals so late that they could hardly have been served before it ended.
-- `jain` is Jain's index over the clients' served token cost relative to what they asked for, where
-  more than one client asked.
+- `jain` and `service_gap` are about the clients that were backlogged throughout: see `fairness`.
+- `ttft_mape` and `ttft_q95_coverage` are about gates that predict TTFT: see `gates.Predicts`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gateway.lab.fairness import sharing
 from gateway.lab.flights import Fate, Flight
 
 if TYPE_CHECKING:
@@ -78,8 +79,12 @@ def measure(run: Run, objectives: Objectives) -> dict[str, float]:
         "ttft_p99": ttft_quantile(flights, 0.99, run.seconds),
         "wasted_prefill_share": _wasted(run),
     }
-    if (index := jain(flights)) is not None:
-        values["jain"] = index
+    asked = sum(each.prompt_tokens for each in run.counters)
+    if cached := sum(each.cached_tokens for each in run.counters):
+        values["cache_hit_share"] = cached / asked
+    values |= predictions(flights)
+    if (shared := sharing(run.flights, start, stop, clock=run.seconds)) is not None:
+        values |= {"jain": shared.jain, "service_gap": shared.gap}
     return values
 
 
@@ -96,20 +101,27 @@ def ttft_quantile(flights: Sequence[Flight], level: float, seconds: float) -> fl
     return float(np.quantile(np.array(waits), level)) if waits else 0.0
 
 
-def jain(flights: Sequence[Flight]) -> float | None:
-    """Jain's index of served over asked, by client: 1 is even, 1/n is one client having it all.
-    None where there is only one client, or nobody was served."""
-    asked: dict[str, float] = {}
-    served: dict[str, float] = {}
-    for flight in flights:
-        client, arrival = flight.arrival.client, flight.arrival
-        asked[client] = asked.get(client, 0.0) + arrival.prompt + 2 * arrival.output
-        if flight.fate is Fate.SERVED:
-            served[client] = served.get(client, 0.0) + arrival.prompt + 2 * flight.out
-    shares = np.array([served.get(client, 0.0) / asked[client] for client in asked])
-    if len(shares) < 2 or not shares.any():  # noqa: PLR2004 - fairness needs two
-        return None
-    return float(shares.sum() ** 2 / (len(shares) * (shares**2).sum()))
+def predictions(flights: Sequence[Flight]) -> dict[str, float]:
+    """How well a gate predicted TTFT: the mean absolute percentage error, and the share that came
+    before the predicted 95th percentile. Of requests that saw a first token; empty without any."""
+    pairs = [
+        (flight.predicted, flight.ttft)
+        for flight in flights
+        if flight.predicted is not None and flight.ttft is not None and flight.ttft > 0
+    ]
+    if not pairs:
+        return {}
+    errors = [abs(told[0] - came) / came for told, came in pairs]
+    return {
+        "ttft_mape": float(np.mean(errors)),
+        "ttft_q95_coverage": sum(came <= told[1] for told, came in pairs) / len(pairs),
+    }
+
+
+def retractions_after(run: Run, at: float) -> float:
+    """Retractions from `at` (seconds) on, per 1000 requests that arrived from then on."""
+    arrived = sum(flight.arrival.at >= at for flight in run.flights)
+    return 1000 * sum(moment >= at for moment in run.retracted_at) / max(1, arrived)
 
 
 def served_tokens_per_second(flights: Sequence[Flight], run: Run, objectives: Objectives) -> float:

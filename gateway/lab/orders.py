@@ -16,6 +16,9 @@ OUTPUT_WEIGHT = 2.0  # VTC's: an output token costs about twice an input token
 class Order(Protocol):
     """The order of one queue. It hears of every start and end."""
 
+    fifo: bool
+    """Whether a newcomer can never be next while somebody waits."""
+
     def first(self, waiting: Sequence[Flight]) -> Flight:
         """Who of `waiting` (in order of arrival, not empty) is next."""
 
@@ -28,6 +31,8 @@ class Order(Protocol):
 
 class ByArrival:
     """First come, first served."""
+
+    fifo = True
 
     def first(self, waiting: Sequence[Flight]) -> Flight:
         """The oldest."""
@@ -43,6 +48,8 @@ class ByArrival:
 class ShortestFirst(ByArrival):
     """Shortest true output first: MC-SF's order (arXiv 2502.07115), for who knows lengths."""
 
+    fifo = False
+
     def first(self, waiting: Sequence[Flight]) -> Flight:
         """The shortest."""
         return min(waiting, key=lambda flight: flight.arrival.output)
@@ -54,6 +61,8 @@ class LeastServed:
     A counter grows by the prompt at the start and by each output token; a client that comes back
     from idleness is lifted to the smallest counter of those waiting, so that absence saves nothing.
     """
+
+    fifo = False
 
     def __init__(self) -> None:
         self._settled: dict[str, float] = {}

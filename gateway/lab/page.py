@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gateway.lab.pictures import Bar, bars
+from gateway.lab.tables import NOTHING, lines, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,10 @@ PICTURES = (
     ("ttft_p99", "TTFT, 99 of 100, s"),
     ("retractions_per_1000", "retractions per 1000 requests"),
     ("crashes", "crashes"),
+    ("retractions_per_1000_after", "retractions per 1000 since outputs doubled"),
     ("victim_ttft_p99_vs_alone", "victims' TTFT p99, times that when alone"),
+    ("runaway_vs_vtc", "runaway's tokens, times those under VTC"),
+    ("jain", "Jain's index of the backlogged clients"),
 )
 
 STYLE = """
@@ -33,10 +37,11 @@ td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right;vertical
 td:first-child,th:first-child,td.words{text-align:left}svg{max-width:100%;height:auto}
 svg text{font:12px system-ui,sans-serif;fill:#1c1e21}svg .title{font-weight:600}
 svg .label{text-anchor:end}.bar{fill:#9db4c8}.ours{fill:#1f6f43}
-.whisker{stroke:#1c1e21;fill:none}.pictures{display:flex;flex-wrap:wrap;gap:.5rem 1.5rem}
+.whisker{stroke:#1c1e21;fill:none}.halo{stroke:#fff;stroke-width:3;fill:none;opacity:.7}
+.wide{overflow-x:auto}.pictures{display:flex;flex-wrap:wrap;gap:.5rem 1.5rem}
 pre{background:#f5f6f7;padding:1rem;overflow:auto;font-size:12px}
 @media(prefers-color-scheme:dark){body{background:#16181b;color:#e6e6e6}
-td,th{border-color:#3a3d42}svg text{fill:#e6e6e6}.whisker{stroke:#e6e6e6}
+td,th{border-color:#3a3d42}svg text{fill:#e6e6e6}.whisker{stroke:#e6e6e6}.halo{stroke:#16181b}
 .bar{fill:#50667a}.ours{fill:#4fae7d}pre{background:#22252a}}
 """
 
@@ -56,10 +61,19 @@ def page(result: Mapping[str, Any], *, when: str, machine: str, wall_s: float) -
         title,
     ]
     for name, about in config["scenarios"].items():
-        parts.append(f"<h2>{escape(name)}</h2><p>{escape(about['story'])}.</p>")
+        story = about["story"][:1].upper() + about["story"][1:]
+        parts.append(f"<h2>{escape(name)}</h2><p>{escape(story)}. {escape(load(about['box']))}</p>")
+        head, *body = lines(result, name, intervals=False)
+        parts.append(f'<div class="wide">{_table(head, body)}</div>')
         parts.append('<div class="pictures">' + "".join(_pictures(result, name)) + "</div>")
         parts.append(_all_rows(result, name))
-    parts += ["<h2>What it takes to believe this</h2>", *_items(config), "</html>"]
+    parts += [
+        "<h2>What it takes to believe this</h2>",
+        '<div class="wide">',
+        *_items(config),
+        "</div>",
+        "</html>",
+    ]
     return "\n".join(parts)
 
 
@@ -76,7 +90,7 @@ def _pictures(result: Mapping[str, Any], name: str) -> Iterable[str]:
 
 def _all_rows(result: Mapping[str, Any], name: str) -> str:
     rows = [row for row in result["rows"] if row["scenario"] == name and row["median"] is not None]
-    lines = [
+    numbers = [
         [
             row["policy"],
             row["metric"],
@@ -86,12 +100,12 @@ def _all_rows(result: Mapping[str, Any], name: str) -> str:
         for row in rows
     ]
     heading = ["policy", "metric", "median", "low", "high", "seeds"]
-    return f"<details><summary>All numbers</summary>{_table(heading, lines)}</details>"
+    return f"<details><summary>All numbers</summary>{_table(heading, numbers)}</details>"
 
 
 def _items(config: Mapping[str, Any]) -> Iterable[str]:
     scenarios = config["scenarios"]
-    yield f"<h3>1. Load relative to measured capacity</h3><p>{escape(config['calibration'])}.</p>"
+    yield f"<h3>1. Load relative to measured capacity</h3><p>Measured: {escape(config['calibration'])}.</p>"
     yield _table(
         ["scenario", "offered/s", "capacity/s", "load", "capacity in time/s", "load in time"],
         [[name, *_numbers(about["box"], _LOAD)] for name, about in scenarios.items()],
@@ -163,7 +177,11 @@ def _ranges(signals: Mapping[str, Any]) -> Iterable[list[str]]:
 
 def _table(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines
-    )
+    body = "".join("<tr>" + "".join(_td(cell) for cell in line) + "</tr>" for line in lines)
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _td(cell: str) -> str:
+    """A cell: words to the left, numbers to the right."""
+    number = cell[:1].isdigit() or cell.startswith(("-", NOTHING))
+    return f"<td>{escape(cell)}</td>" if number else f'<td class="words">{escape(cell)}</td>'

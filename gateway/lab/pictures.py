@@ -42,13 +42,13 @@ def bars(title: str, items: Sequence[Bar]) -> str:
         y = TOP + LINE * index
         middle = y + BAR / 2
         low, high = LABEL + item.low * scale, LABEL + item.high * scale
+        whisker = f"M{low:.1f} {middle}H{high:.1f}M{low:.1f} {y + 3}v8M{high:.1f} {y + 3}v8"
         kind = "bar ours" if item.strong else "bar"
         parts.append(
             f'<text x="{LABEL - 8}" y="{y + 11}" class="label">{escape(item.label)}</text>'
             f'<rect x="{LABEL}" y="{y}" width="{max(0.0, item.middle * scale):.1f}" '
             f'height="{BAR}" class="{kind}"/>'
-            f'<path d="M{low:.1f} {middle}H{high:.1f}M{low:.1f} {y + 3}v8M{high:.1f} {y + 3}v8" '
-            f'class="whisker"/>'
+            f'<path d="{whisker}" class="halo"/><path d="{whisker}" class="whisker"/>'
             f'<text x="{high + 6:.1f}" y="{y + 11}">{item.middle:.3g}</text>'
         )
     parts.append("</svg>")

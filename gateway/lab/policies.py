@@ -57,8 +57,9 @@ class Base:
 
 def promised(flight: Flight, engine: Engine) -> int:
     """Tokens `flight` may come to hold: prompt and cap in force."""
-    cap = flight.cap if flight.job is not None else flight.arrival.cap
-    return flight.arrival.prompt + engine.limits.cap(flight.arrival.prompt, cap)
+    if flight.limit is not None:
+        return flight.arrival.prompt + flight.limit
+    return flight.arrival.prompt + engine.limits.cap(flight.arrival.prompt, flight.arrival.cap)
 
 
 @dataclass
@@ -91,10 +92,12 @@ class WorstCase(Base):
     def cap(self, flight: Flight) -> int | None:
         """The client's, or the lowered one."""
         asked = flight.arrival.cap
-        lengths = self.history.lengths(flight.arrival.client)
-        if self.quantile is None or lengths is None:
+        if self.quantile is None:
             return asked
-        lowered = int(1.25 * np.quantile(lengths, self.quantile)) + 1
+        usual = self.history.quantile(flight.arrival.client, self.quantile)
+        if usual is None:
+            return asked
+        lowered = int(1.25 * usual) + 1
         return lowered if asked is None else min(asked, lowered)
 
     def fits(self, candidate: Flight, flying: Sequence[Flight], engine: Engine) -> bool:
@@ -122,11 +125,8 @@ class PerRequestQuantile(Base):
 
     def _charge(self, flight: Flight, engine: Engine) -> float:
         most = promised(flight, engine)
-        beyond = self.history.beyond(flight.arrival.client, flight.out)
-        if beyond is None or not len(beyond):
-            return most
-        index = min(len(beyond) - 1, int(np.ceil(self.level * (len(beyond) + 1))) - 1)
-        return min(most, flight.arrival.prompt + float(beyond[index]))
+        length = self.history.quantile_beyond(flight.arrival.client, flight.out, self.level)
+        return most if length is None else min(most, flight.arrival.prompt + length)
 
 
 def engine_takes(
@@ -134,13 +134,16 @@ def engine_takes(
 ) -> bool:
     """Would the engine's own PrefillAdder start `candidate` with `cap` right now? What it would not
     start waits inside it, first come first served, out of any gate's reach."""
-    page, room = engine.pool.page, float(engine.pool.capacity)
-    for other in flying:
-        growth = min(promised(other, engine) - other.held, CLIP)
-        share = engine.ratio.now if other.first is not None else 1.0
-        room -= other.held + page + growth * share
+    page, room, ratio = engine.pool.page, float(engine.pool.capacity), engine.ratio.now
     prompt = candidate.arrival.prompt
-    return prompt + min(engine.limits.cap(prompt, cap), CLIP) + page < room
+    need = prompt + min(engine.limits.cap(prompt, cap), CLIP) + page
+    for other in flying:
+        held = other.held
+        growth = min(promised(other, engine) - held, CLIP)
+        room -= held + page + (growth * ratio if other.first is not None else growth)
+        if need >= room:
+            return False
+    return need < room
 
 
 @dataclass
@@ -173,10 +176,8 @@ class PastFuture(Base):
 
     def _left(self, flight: Flight, engine: Engine) -> float:
         most = promised(flight, engine) - flight.held
-        beyond = self.history.beyond(flight.arrival.client, flight.out)
-        if beyond is None or not len(beyond):
-            return max(1, most)
-        return max(1.0, min(most, float(self._rng.choice(beyond)) - flight.out))
+        length = self.history.draw_beyond(flight.arrival.client, flight.out, self._rng)
+        return max(1.0, most if length is None else min(most, length - flight.out))
 
 
 @dataclass
@@ -203,8 +204,9 @@ class Oracle(Base):
 
 def true_length(flight: Flight, engine: Engine) -> int:
     """The output it will have."""
-    cap = flight.cap if flight.job is not None else flight.arrival.cap
-    return min(flight.arrival.output, engine.limits.cap(flight.arrival.prompt, cap))
+    if flight.limit is not None:
+        return min(flight.arrival.output, flight.limit)
+    return min(flight.arrival.output, engine.limits.cap(flight.arrival.prompt, flight.arrival.cap))
 
 
 __all__ = [

@@ -14,6 +14,7 @@ that a twin is told the length: that is what an admission policy saw.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import random
 from dataclasses import dataclass
 from datetime import datetime
@@ -47,12 +48,13 @@ class Recorded:
 
 
 def read(path: Path) -> list[Recorded]:
-    """The requests of a records file that had a countable prompt, in order of arrival.
+    """The requests of a records file that had a countable prompt, in order of arrival. A compressed
+    one (`records-2026-11-29.1.jsonl.gz`) is read as it is.
 
     Raises ValueError naming the line that is no record, or saying that there is none to replay.
     """
     found: list[tuple[datetime, Recorded]] = []
-    with path.open("rb") as file:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

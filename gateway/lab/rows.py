@@ -38,6 +38,7 @@ CONTRACT = (
 RATIOS = {
     # metric: (numerator and denominator, reference policy)
     "goodput_vs_oracle": ("goodput_rps", "oracle"),
+    "goodput_vs_worst_case": ("goodput_rps", "worst-case"),
     "runaway_vs_vtc": ("runaway_tokens_per_s", "vtc"),
 }
 

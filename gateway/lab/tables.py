@@ -16,9 +16,14 @@ COLUMNS = (
     ("crashes", "crashes", 0),
     ("refused", "refused_share", 2),
     ("TTFT p99 s", "ttft_p99", 1),
+    ("cache hits", "cache_hit_share", 2),
     ("victims p99 /alone", "victim_ttft_p99_vs_alone", 2),
     ("runaway /VTC", "runaway_vs_vtc", 2),
+    ("retracted after shift", "retractions_per_1000_after", 1),
+    ("Jain", "jain", 3),
     ("retry ok", "retry_first_try", 2),
+    ("TTFT MAPE", "ttft_mape", 2),
+    ("below q95", "ttft_q95_coverage", 3),
 )
 NOTHING = "–"
 
@@ -27,12 +32,12 @@ def text(result: Mapping[str, Any]) -> str:
     """Every scenario as an aligned table under its story."""
     parts = []
     for name, about in result["config"]["scenarios"].items():
-        lines = _lines(result, name, intervals=False)
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        parts.append(f"{name}: {about['story']}\n{_load(about['box'])}")
-        for number, line in enumerate(lines):
-            cells = [line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]
-            parts.append("  " + "  ".join(cells))
+        cells = lines(result, name, intervals=False)
+        widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+        parts.append(f"{name}: {about['story']}\n{load(about['box'])}")
+        for number, line in enumerate(cells):
+            aligned = [line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]
+            parts.append("  " + "  ".join(aligned))
             if number == 0:
                 parts.append("  " + "─" * (sum(widths) + 2 * len(widths) - 2))
         parts.append("")
@@ -46,8 +51,8 @@ def markdown(result: Mapping[str, Any], *, when: str, machine: str) -> str:
     how = f"{config['seeds']} seeds, medians with 95 % intervals{quick}"
     parts = [f"kvgate {config['kvgate']}, {when}, {machine}: {how}.", ""]
     for name, about in config["scenarios"].items():
-        head, *body = _lines(result, name, intervals=True)
-        parts += [f"**{name}** — {about['story']}. {_load(about['box'])}", ""]
+        head, *body = lines(result, name, intervals=True)
+        parts += [f"**{name}** — {about['story']}. {load(about['box'])}", ""]
         parts.append("| " + " | ".join(head) + " |")
         parts.append("|---|" + "---:|" * (len(head) - 1))
         parts += ["| " + " | ".join(line) + " |" for line in body]
@@ -55,14 +60,15 @@ def markdown(result: Mapping[str, Any], *, when: str, machine: str) -> str:
     return "\n".join(parts)
 
 
-def _load(box: Mapping[str, float]) -> str:
+def load(box: Mapping[str, float]) -> str:
+    """One sentence: what was offered, and how much that is for the box."""
     return (
         f"Offered {box['offered_rps']:.3g} requests/s, {box['load']:.2f} times the measured capacity "
         f"({box['capacity_rps']:.3g}/s)."
     )
 
 
-def _lines(result: Mapping[str, Any], name: str, *, intervals: bool) -> list[list[str]]:
+def lines(result: Mapping[str, Any], name: str, *, intervals: bool) -> list[list[str]]:
     """Heading and one line a policy; columns that no policy has are left out."""
     rows = {
         (row["policy"], row["metric"]): row for row in result["rows"] if row["scenario"] == name
@@ -73,13 +79,13 @@ def _lines(result: Mapping[str, Any], name: str, *, intervals: bool) -> list[lis
         for column in COLUMNS
         if any(value(rows, policy, column[1]) is not None for policy in policies)
     ]
-    lines = [["policy", *(heading for heading, _, _ in shown)]]
+    out = [["policy", *(heading for heading, _, _ in shown)]]
     for policy in policies:
         cells = [
             _cell(rows.get((policy, metric)), places, intervals) for _, metric, places in shown
         ]
-        lines.append([policy, *cells])
-    return lines
+        out.append([policy, *cells])
+    return out
 
 
 def value(

@@ -90,6 +90,17 @@ def shipped(name: str) -> Trace:
     return read(Path(str(files("gateway.lab") / "data" / f"{name}.csv")))
 
 
+@functools.cache
+def shipped_lengths(name: str) -> tuple[tuple[int, int], ...]:
+    """(prompt, output) of the requests of a file that has no arrival times."""
+    path = Path(str(files("gateway.lab") / "data" / f"{name}.csv"))
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        return tuple(
+            (max(1, int(row["prompt_tokens"])), max(1, int(row["output_tokens"]))) for row in rows
+        )
+
+
 def read(path: Path) -> Trace:
     """A trace file: CSV with a header or JSONL, with the columns of SOURCES.md.
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.core.model import Granted, Outcome
 from gateway.observe.log import request_line
+from gateway.observe.recent import Recent
+from gateway.observe.shadow import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from structlog.typing import FilteringBoundLogger
-
     from gateway.core.model import Transition
+    from gateway.observe.log import Teller
     from gateway.observe.metrics import Metrics
     from gateway.observe.record import Record
     from gateway.observe.recorder import RecordWriter
@@ -43,10 +44,14 @@ class Totals:
 class Journal:
     """Tells of transitions and ends. No method raises: a request never fails for being told."""
 
-    def __init__(self, log: FilteringBoundLogger, metrics: Metrics, records: RecordWriter) -> None:
+    def __init__(self, log: Teller, metrics: Metrics, records: RecordWriter) -> None:
         self.totals = Totals()
+        self.shadow = Tally()
+        self.recent = Recent()
         self.metrics = metrics
         self.records = records
+        self.on_end: Callable[[Record], None] | None = None
+        """Told of each request's end, once, besides."""
         self._log = log
 
     def transition(self, transition: Transition) -> None:
@@ -64,9 +69,13 @@ class Journal:
         self._count(record)
         self._try("log", lambda: request_line(self._log, record))
         self._try("record", lambda: self.records.write(record))
+        self._try("recent", lambda: self.recent.count(record))
         self.metrics.on_request(record)
+        if (on_end := self.on_end) is not None:
+            self._try("evidence", lambda: on_end(record))
 
     def _count(self, record: Record) -> None:
+        self.shadow.count(record)
         match record.outcome:
             case Outcome.COMPLETED:
                 self.totals.completed += 1

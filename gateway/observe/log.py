@@ -14,7 +14,8 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 import orjson
 import structlog
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
     from types import TracebackType
 
-    from structlog.typing import FilteringBoundLogger, Processor
+    from structlog.typing import Processor
 
     from gateway.observe.record import Record
 
@@ -55,6 +56,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _LONGEST_TEXT = 500
 """Characters of one value. Our longest sentences are below 300; more is somebody's data."""
 _DEEPEST = 4
+_PLAIN = frozenset({int, float, bool, type(None)})
+"""Values that hold no text."""
+_LEVEL = {level: logging.getLevelNamesMapping()[level.upper()] for level in LEVELS}
 _FRAMES = 12
 """Innermost stack frames shown: the way from a library's loop into our code and back fits."""
 
@@ -104,6 +108,8 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
         redact,
     ]
     renderer = _renderer(target)
+    global _lines  # noqa: PLW0603  # there is one stderr, and one way of logging to it
+    _lines = None if target.isatty() else _Lines(target, threshold)
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -124,18 +130,75 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
     root.setLevel(max(threshold, logging.WARNING))
 
 
-def request_line(log: FilteringBoundLogger, record: Record) -> None:
+def request_line(log: Teller, record: Record) -> None:
     """The one line that tells how a request ended; a failure as a warning."""
     facts = {name: value for name, value in record.to_dict().items() if value is not None}
     (log.warning if record.outcome is Outcome.FAILED else log.info)("request", **facts)
+
+
+class Teller(Protocol):
+    """What tells of requests: a logger, or `Straight`."""
+
+    def info(self, event: str, /, **facts: object) -> object:
+        """Tell."""
+
+    def warning(self, event: str, /, **facts: object) -> object:
+        """Tell of a failure."""
+
+
+class Straight:
+    """A logger without exceptions: as `configure` said last, and JSON lines in one step. A chain of
+    processors costs as much as counting a prompt, and one line is written for each request."""
+
+    def __init__(self) -> None:
+        self._log = structlog.get_logger()
+
+    def info(self, event: str, /, **facts: object) -> None:
+        """Tell."""
+        if _lines is None:
+            self._log.info(event, **facts)
+        else:
+            _lines.write("info", event, facts)
+
+    def warning(self, event: str, /, **facts: object) -> None:
+        """Tell of a failure."""
+        if _lines is None:
+            self._log.warning(event, **facts)
+        else:
+            _lines.write("warning", event, facts)
+
+
+class _Lines:
+    """The chain of `configure` for JSON lines without an exception."""
+
+    def __init__(self, target: TextIO, threshold: int) -> None:
+        self._target = target
+        self._threshold = threshold
+
+    def write(self, level: str, event: str, facts: dict[str, Any]) -> None:
+        """Write one line, unless its level is not heard."""
+        if _LEVEL[level] < self._threshold:
+            return
+        at = datetime.now(UTC).isoformat()
+        facts |= {"event": event, "level": level, "timestamp": at[: -len("+00:00")] + "Z"}
+        self._target.write(_json(redact(None, level, facts)) + "\n")
+        self._target.flush()
+
+
+_lines: _Lines | None = None
+"""Where JSON lines go since `configure`; None on a terminal."""
 
 
 def redact(
     _logger: object, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
     """Processor: no secret, no control character and no long text in any value, however nested."""
-    for name in list(event):
-        event[name] = _clean(name, event[name], _DEEPEST)
+    for name, value in event.items():
+        kind = type(value)
+        if kind is str and value.isalnum() and len(value) <= _LONGEST_TEXT:
+            kind = int  # no more to be hidden in it than in a number, see `_text`
+        if kind not in _PLAIN or _secret_name(name):
+            event[name] = _clean(name, value, _DEEPEST)
     return event
 
 
@@ -192,6 +255,8 @@ def _secret_name(name: str) -> bool:
 
 
 def _text(text: str) -> str:
+    if text.isalnum() and len(text) <= _LONGEST_TEXT:  # every pattern needs a mark or a blank
+        return text
     if len(text) <= _LONGEST_TEXT and not _SUSPECT.search(text):
         return text
     for pattern, instead in _SECRET_TEXT:

@@ -24,8 +24,18 @@ from prometheus_client import (
     generate_latest,
 )
 
-from gateway.core.model import Code, Granted, Lingering, Outcome, Queued, Refused, Released, Resized
-from gateway.observe.record import OTHER
+from gateway.core.model import (
+    Code,
+    Granted,
+    Lingering,
+    Outcome,
+    Queued,
+    Refused,
+    Release,
+    Released,
+    Resized,
+)
+from gateway.observe.record import OTHER, PHASES
 from gateway.observe.view import ViewCollector
 from gateway.version import VERSION
 
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
 
     from gateway.core.model import Transition, View
     from gateway.observe.record import Record
+    from gateway.observe.view import EngineView
 
 P = ParamSpec("P")
 
@@ -83,8 +94,9 @@ class Metrics:
 
     def __init__(self, backends: Collection[str], clients: Collection[str]) -> None:
         self.registry = _Registry()
+        self._series: dict[tuple[object, ...], Counter] = {}
+        self._spread: dict[tuple[object, ...], Histogram] = {}
         self._view = ViewCollector(self.own_error)
-        self.set_names(backends, clients)
         self.registry.register(self._view)
         ProcessCollector(registry=self.registry)
         self._build = self._gauge("build_info", "Constant 1, labelled with the version.", "version")
@@ -94,6 +106,7 @@ class Metrics:
         )
         self._from_transitions()
         self._from_records()
+        self.set_names(backends, clients)
 
     def _from_transitions(self) -> None:
         self._queued = self._counter("queued", "Requests that had to wait.")
@@ -131,10 +144,12 @@ class Metrics:
         self._refused = self._counter(
             "refused", "Refusals by code and by who refused.", "code", "source"
         )
-        for code in Code:  # from 0, so that a rate sees the first one of each
-            self._refused.labels(code.value, "gateway")
-        for word in UPSTREAM_CODES:
-            self._refused.labels(word, "upstream")
+        self._shadow = self._counter(
+            "shadow",
+            "What would have become of a request under admission: shadow; code where refused.",
+            "verdict",
+            "code",
+        )
         self._tokens = self._counter(
             "tokens",
             "Prompt tokens as counted here and output tokens as reported.",
@@ -173,15 +188,34 @@ class Metrics:
             "backend",
         )
 
+    def _from_zero(self) -> None:
+        """What alerts ask for is there from the start: a rate does not see a series begin above 0."""
+        for code in Code:
+            self._refused.labels(code.value, "gateway")
+        for word in UPSTREAM_CODES:
+            self._refused.labels(word, "upstream")
+        for backend in self._backends:
+            self._undercounted.labels(backend)
+            for why in Release:
+                self._released.labels(backend, why.value)
+        for client in self._clients:
+            for phase in PHASES:
+                self._ended.labels(client, Outcome.FAILED.value, phase)
+
     def set_names(self, backends: Collection[str], clients: Collection[str]) -> None:
         """The names that may become labels, anew at each reload."""
         self._backends = frozenset(backends)
         self._clients = frozenset(clients)
         self._view.set_names(self._backends, self._clients)
+        self._from_zero()
 
     def set_view(self, view: Callable[[], View]) -> None:
         """Where the gauges come from; called at each scrape."""
         self._view.source = view
+
+    def set_engines(self, engines: Callable[[], Iterable[EngineView]]) -> None:
+        """The same for what is told of servers beside the books."""
+        self._view.engines = engines
 
     def render(self) -> tuple[bytes, str]:
         """The scrape: body and content type."""
@@ -199,20 +233,20 @@ class Metrics:
                 self._queued.inc()
             case Granted(grant):
                 backend = self._backend(grant.pool.backend)
-                self._admitted.labels(backend).inc()
-                self._waited.labels("granted").observe(grant.queued_s)
+                self._count(self._admitted, backend)
+                self._observe(self._waited, grant.queued_s, "granted")
                 if grant.injected:
-                    self._injected.labels(backend).inc()
+                    self._count(self._injected, backend)
                 if grant.clamped_from is not None:
-                    self._clamped.labels(backend).inc()
+                    self._count(self._clamped, backend)
             case Refused(queued_s=float() | int() as waited):
-                self._waited.labels("refused").observe(waited)
+                self._observe(self._waited, waited, "refused")
             case Lingering(pool=pool):
-                self._lingered.labels(self._backend(pool.backend)).inc()
+                self._count(self._lingered, self._backend(pool.backend))
             case Released(pool=pool, why=why):
-                self._released.labels(self._backend(pool.backend), why.value).inc()
+                self._count(self._released, self._backend(pool.backend), why.value)
             case Resized(pool=pool):
-                self._resized.labels(self._backend(pool.backend)).inc()
+                self._count(self._resized, self._backend(pool.backend))
             case _:
                 pass
 
@@ -222,36 +256,55 @@ class Metrics:
         client = record.client if record.client in self._clients else OTHER
         backend = self._backend(record.backend)
         outcome = OTHER if record.outcome is None else Outcome(record.outcome).value
-        self._ended.labels(client, outcome, record.phase).inc()
+        self._count(self._ended, client, outcome, record.phase)
         if record.source is not None:
-            self._refused.labels(_code(record), record.source).inc()
+            self._count(self._refused, _code(record), record.source)
+        if record.shadow is not None:
+            code = "none" if record.shadow_code is None else record.shadow_code.value
+            self._count(self._shadow, record.shadow, code)
         self._observe_tokens(record, client)
         self._observe_drift(record, backend)
         if record.ttft_ms is not None and record.streamed:
-            self._ttft.labels(backend).observe(record.ttft_ms / 1000)
+            self._observe(self._ttft, record.ttft_ms / 1000, backend)
         if record.tpot_ms is not None:
-            self._tpot.labels(backend).observe(record.tpot_ms / 1000)
+            self._observe(self._tpot, record.tpot_ms / 1000, backend)
         if record.e2e_ms is not None and record.outcome is Outcome.COMPLETED:
-            self._e2e.labels(backend).observe(record.e2e_ms / 1000)
+            self._observe(self._e2e, record.e2e_ms / 1000, backend)
 
     def _observe_tokens(self, record: Record, client: str) -> None:
         if record.prompt_tokens is not None:
             self._prompt.observe(record.prompt_tokens)
-            self._tokens.labels(client, "prompt").inc(record.prompt_tokens)
+            self._count(self._tokens, client, "prompt", by=record.prompt_tokens)
         if record.output_tokens is not None:
             self._output.observe(record.output_tokens)
-            self._tokens.labels(client, "output").inc(record.output_tokens)
+            self._count(self._tokens, client, "output", by=record.output_tokens)
 
     def _observe_drift(self, record: Record, backend: str) -> None:
         drift = record.count_drift
         if not drift:
             return
-        self._drift.labels("under" if drift > 0 else "over").inc(abs(drift))
+        self._count(self._drift, "under" if drift > 0 else "over", by=abs(drift))
         if drift > 0:
-            self._undercounted.labels(backend).inc()
+            self._count(self._undercounted, backend)
 
     def _backend(self, name: str | None) -> str:
         return name if name is not None and name in self._backends else OTHER
+
+    def _count(self, metric: Counter, *labels: str, by: float = 1) -> None:
+        """Add to the series of these labels. Looking a series up costs more than adding to it."""
+        key = (metric, *labels)
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = metric.labels(*labels) if labels else metric
+        series.inc(by)
+
+    def _observe(self, metric: Histogram, value: float, *labels: str) -> None:
+        """The same of a histogram."""
+        key = (metric, *labels)
+        series = self._spread.get(key)
+        if series is None:
+            series = self._spread[key] = metric.labels(*labels) if labels else metric
+        series.observe(value)
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"kvgate_{name}", about, labels, registry=self.registry)

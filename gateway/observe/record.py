@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from gateway.core.model import Code, Outcome
+from gateway.core.model import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
+
+    from gateway.core.model import Code
 
 CapSource = Literal["asked", "clamped", "injected"]
 Source = Literal["gateway", "upstream"]
+Verdict = Literal["admit", "wait", "refuse", "undecided"]
 Phase = Literal["door", "queue", "prefill", "stream", "done"]
 
 PHASES: tuple[Phase, ...] = ("door", "queue", "prefill", "stream", "done")
+VERDICTS: tuple[Verdict, ...] = ("admit", "wait", "refuse", "undecided")
+"""What `admission: shadow` would have done. undecided: it ended before its prompt was counted."""
 OTHER = "other"
 """Stands for a name that is not in a closed set: a model nobody serves, a client unknown here."""
 
@@ -37,6 +43,7 @@ class Record:
     id: str
     client: str = OTHER
     client_request_id: str | None = None  # the client's own x-request-id, once found clean
+    traceparent: str | None = None  # the client's span, once found valid: numbers in hexadecimal
     at: datetime = field(default_factory=_now)  # arrival, wall clock
     dialect: str = OTHER
     model: str = OTHER  # see `served_or_other`
@@ -47,6 +54,8 @@ class Record:
     n: int = 1
     prompt_tokens: int | None = None  # all prompts together
     count_method: str | None = None  # how they were counted
+    trimmed_turns: int | None = None  # left out by `overflow: trim`; their results of tools apart
+    trimmed_tokens: int | None = None  # by so much was the prompt longer as it came
     cap_asked: int | None = None
     cap_forwarded: int | None = None
     cap_source: CapSource | None = None
@@ -72,12 +81,20 @@ class Record:
     cached_tokens: int | None = None  # prompt tokens the server found in its prefix cache
     usage_prompt_tokens: int | None = None  # as the server counted them
     output_tokens: int | None = None
+    door_ms: float | None = None  # from arrival until it was read and counted
     queue_ms: float | None = None  # None: it never waited
     ttft_ms: float | None = None  # from arrival to the first byte of the answer
     tpot_ms: float | None = None  # mean time per output token after the first
     e2e_ms: float | None = None
 
+    # what would have become of it: `admission: shadow` only
+    shadow: Verdict | None = None
+    shadow_code: Code | None = None
+    shadow_wait_ms: float | None = None  # at least: its answer may have ended before its turn came
+    shadow_cap: int | None = None  # the output cap it would have got
+
     told: bool = False  # the journal has told of it
+    plain: dict[str, Any] | None = field(default=None, repr=False, compare=False)  # see `to_dict`
 
     @property
     def source(self) -> Source | None:
@@ -106,24 +123,44 @@ class Record:
             return None
         return self.usage_prompt_tokens - self.prompt_tokens
 
+    @property
+    def kv_used(self) -> int | None:
+        """KV tokens it had come to at its end: its prompts n times, and what it produced. Whole pages
+        take up to a page a sequence more."""
+        prompt = (
+            self.prompt_tokens if self.usage_prompt_tokens is None else self.usage_prompt_tokens
+        )
+        if self.backend is None or prompt is None or self.output_tokens is None:
+            return None
+        return prompt * self.n + self.output_tokens
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the derived ones. Times are rounded to 0.01."""
-        values = {name: getattr(self, name) for name in _FIELDS}
-        for name, value in values.items():
-            if (plain := _PLAIN.get(type(value))) is not None:
-                values[name] = plain(value)
+        """Plain values for JSON, with the derived ones. Times are rounded to 0.01.
+
+        Once the record was told of it is finished, and its values are made once.
+        """
+        if self.plain is not None:
+            return self.plain
+        values: dict[str, Any] = dict(zip(_FIELDS, _values_of(self), strict=True))
+        for name in _ROUNDED:
+            if (value := values[name]) is not None:
+                values[name] = round(value, 2)
+        values["at"] = self.at.isoformat(timespec="milliseconds")
+        for name in _WORDS:
+            if (word := values[name]) is not None:
+                values[name] = str(word)
         values["source"], values["phase"] = self.source, self.phase
+        values["kv_used"] = self.kv_used
+        if self.told:
+            self.plain = values
         return values
 
 
-_PLAIN: dict[type, Callable[[Any], object]] = {
-    float: lambda value: round(value, 2),
-    datetime: lambda value: value.isoformat(timespec="milliseconds"),
-    Code: str,
-    Outcome: str,
-}
-"""How values that JSON does not know, or knows too precisely, are written."""
-_FIELDS = tuple(f.name for f in fields(Record) if f.name != "told")
+_FIELDS = tuple(f.name for f in fields(Record) if f.name not in {"told", "plain"})
+_values_of = attrgetter(*_FIELDS)
+_ROUNDED = tuple(f.name for f in fields(Record) if f.type == "float | None")
+_WORDS = ("outcome", "code", "shadow_code")
+"""Enumerations: words of the core."""
 
 
 def served_or_other(model: object, served: Collection[str]) -> str:

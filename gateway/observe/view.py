@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.core.model import UNBOUNDED
 from gateway.observe.record import OTHER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from prometheus_client.metrics_core import Metric
 
     from gateway.core.model import ClientView, PoolView, QueueView, View
-
-_UNBOUNDED = 1 << 30
-"""A limit nobody set, as the core's `PoolLimits` spells it; shown as +Inf."""
 
 _POOL: tuple[tuple[str, str, Callable[[PoolView], float]], ...] = (
     ("kv_limit_tokens", "KV tokens that may be reserved.", lambda p: p.kv.limit),
@@ -42,6 +41,28 @@ _CLIENT: tuple[tuple[str, str, Callable[[ClientView], float]], ...] = (
     ("client_inflight_requests", "A client's running requests.", lambda c: c.inflight),
     ("client_waiting_requests", "A client's waiting requests.", lambda c: c.waiting),
 )
+_ENGINE: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
+    ("server_on_trial", "1 until it has generated since it was reached.", lambda e: e.on_trial),
+    (
+        "loads_stale",
+        "1 where the server's own counts are too old to compare.",
+        lambda e: e.loads_stale,
+    ),
+)
+_DRIFT = (
+    "KV tokens used by the books beyond what the engine counts; negative where it counts more. "
+    "Not there while the engine's counts are stale."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What is told of one server beside its books."""
+
+    backend: str
+    on_trial: bool = False
+    loads_stale: bool = False
+    drift: Mapping[int, int] = field(default_factory=dict)  # KV tokens, by rank
 
 
 class ViewCollector(Collector):
@@ -49,6 +70,7 @@ class ViewCollector(Collector):
 
     def __init__(self, failed: Callable[[str], None]) -> None:
         self.source: Callable[[], View] | None = None
+        self.engines: Callable[[], Iterable[EngineView]] = tuple
         self._failed = failed
         self._backends: frozenset[str] = frozenset()
         self._clients: frozenset[str] = frozenset()
@@ -66,7 +88,7 @@ class ViewCollector(Collector):
         if self.source is None:
             return []
         try:
-            return self._gauges(self.source())
+            return [*self._gauges(self.source()), *self._of_engines(list(self.engines()))]
         except Exception:  # noqa: BLE001  # the counters must still be scraped
             self._failed("view")
             return []
@@ -88,6 +110,27 @@ class ViewCollector(Collector):
             ),
         ]
 
+    def _of_engines(self, engines: list[EngineView]) -> list[Metric]:
+        names = [self._known(engine.backend, self._backends) for engine in engines]
+        drift = [
+            ((name, str(rank)), tokens)
+            for name, engine in zip(names, engines, strict=True)
+            for rank, tokens in engine.drift.items()
+            if not engine.loads_stale
+        ]
+        return [
+            _family("drift_tokens", _DRIFT, ("backend", "rank"), drift),
+            *(
+                _family(
+                    name,
+                    about,
+                    ("backend",),
+                    [((who,), float(read(one))) for who, one in zip(names, engines, strict=True)],
+                )
+                for name, about, read in _ENGINE
+            ),
+        ]
+
     @staticmethod
     def _known(name: str, names: frozenset[str]) -> str:
         return name if name in names else OTHER
@@ -100,7 +143,7 @@ def _family(
     family = GaugeMetricFamily(f"kvgate_{name}", about, labels=labels)
     sums: dict[tuple[str, ...], float] = {}
     for key, value in values:
-        sums[key] = sums.get(key, 0.0) + (value if value < _UNBOUNDED else math.inf)
+        sums[key] = sums.get(key, 0.0) + (value if value < UNBOUNDED else math.inf)
     for key, total in sums.items():
         family.add_metric(key, total)
     return family

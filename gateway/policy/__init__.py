@@ -8,7 +8,8 @@ is written for the person who has to mend the file. `clients` reads the keys tha
 names, keeps their hashes, and tells who a request comes from. `compile` turns policy and the facts
 a server reports into the core's dataclasses: pydantic objects go no further than this package.
 
-Modules: `schema` (what may be written), `types` (how one value is read), `checks` (what must hold
-between values), `problems` (how a mistake is told), `document` (YAML with line numbers), `load`
-(the whole), `clients` (keys and identity), `compile` (to the core).
+Modules: `schema`, `callers` and `routing` (what may be written), `types` (how one value is read), `checks` (what
+must hold between values), `problems` (how a mistake is told), `document` (YAML with line numbers),
+`load` (the whole), `source` (to read it again), `change` (from one policy to the next), `clients`
+(keys and identity), `certificate` (TLS), `compile` (to the core).
 """

@@ -12,9 +12,10 @@ from gateway.policy.problems import Finding
 from gateway.policy.types import host_port, is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gateway.policy.problems import Loc
+    from gateway.policy.routing import RouteRule
     from gateway.policy.schema import Backend, Client
 
 ANYONE = "anyone"
@@ -37,8 +38,9 @@ def between(
         *_twice(
             "clients",
             "header",
-            ((i, (c.header.name, c.header.value)) for i, c in clients.items() if c.header),
+            ((i, (h.name, h.value)) for i, c in clients.items() for h in c.header),
         ),
+        *_twice("clients", "address", ((i, n) for i, c in clients.items() for n in c.address)),
     ]
     for i, backend in backends.items():
         found += _backend(("backends", i), backend)
@@ -97,41 +99,109 @@ def _backend(loc: Loc, backend: Backend) -> list[Finding]:
     return found
 
 
+TRIMMED = frozenset({"/v1/chat/completions", "/v1/messages"})
+"""Routes whose bodies are turns that can be told apart."""
+
+WAYS = ("key_env", "key_file", "key_sha256", "header", "address")
+"""Fields by which a client is known."""
+
+
 def _client(loc: Loc, client: Client) -> list[Finding]:
-    ways = [w for w in ("key_env", "key_file", "header") if getattr(client, w) is not None]
+    found = []
+    ways = [way for way in WAYS if getattr(client, way)]
     if client.name == ANYONE and ways:
-        return [
+        found.append(
             Finding(
                 (*loc, ways[0]),
                 _way_value(client, ways[0]),
                 f"cannot belong to {ANYONE}, who is everybody not known otherwise",
                 "remove it, or give this client another name",
             )
-        ]
+        )
     if client.name != ANYONE and not ways:
-        return [
+        found.append(
             Finding(
                 (*loc, "name"),
                 client.name,
                 "names a client that nothing would recognise",
-                f"add key_env, key_file or header; only {ANYONE} goes without",
+                f"add {', '.join(WAYS[:-1])} or {WAYS[-1]}; only {ANYONE} goes without",
             )
-        ]
-    if len(ways) > 1:
-        return [
+        )
+    found += _overflow(loc, client)
+    default, largest = client.default_output_tokens, client.max_output_tokens
+    if default is not None and largest is not None and default > largest:
+        found.append(
             Finding(
-                (*loc, ways[1]),
-                _way_value(client, ways[1]),
-                f"stands beside {ways[0]}",
-                "keep one, or list the client's keys in one key_file",
+                (*loc, "default_output_tokens"),
+                default,
+                f"is above max_output_tokens ({largest})",
+                "lower it or raise max_output_tokens",
             )
-        ]
-    return []
+        )
+    return found
+
+
+def _overflow(loc: Loc, client: Client) -> list[Finding]:
+    """Trimming for a client that calls nothing which is trimmed."""
+    if client.overflow != "trim" or not client.routes or not TRIMMED.isdisjoint(client.routes):
+        return []
+    wrong = "has nothing to trim: this client may call no route with turns"
+    remedy = f"add {' or '.join(sorted(TRIMMED))} to its routes, or leave it out"
+    return [Finding((*loc, "overflow"), client.overflow, wrong, remedy)]
 
 
 def _way_value(client: Client, way: str) -> object:
     value = getattr(client, way)
-    return {} if way == "header" else str(value)
+    return {} if way == "header" else list(value) if isinstance(value, tuple) else str(value)
+
+
+def keyed(clients: Iterable[Client]) -> bool:
+    """Whether at least one client has a key."""
+    return any(client.key_env or client.key_file or client.key_sha256 for client in clients)
+
+
+def aliases(models: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """Aliases of aliases, since one step is all there is, and models that stand in a list twice."""
+    found = []
+    for alias, targets in models.items():
+        for target in dict.fromkeys(targets):
+            if target in models:
+                remedy = f"write the name the server has: {', '.join(models[target])}"
+                found.append(Finding(("models", alias), target, "is an alias itself", remedy))
+            if targets.count(target) > 1:
+                wrong = "stands there twice, and is tried once"
+                found.append(Finding(("models", alias), target, wrong, "remove one of the two"))
+    return found
+
+
+def routes(
+    rules: Mapping[int, RouteRule], servers: Collection[str], callers: Collection[str]
+) -> list[Finding]:
+    """Names that nobody has, and rules that nothing reaches."""
+    found = []
+    takes_all: int | None = None
+    for i, rule in rules.items():
+        found += [
+            _nobody(("routes", i, "to"), name, "server", servers)
+            for name in rule.to
+            if name not in servers
+        ]
+        found += [
+            _nobody(("routes", i, "when", "client"), name, "client", callers)
+            for name in rule.when.client
+            if name not in callers
+        ]
+        if takes_all is not None:
+            wrong = f"is never reached: routes[{takes_all}] takes every request"
+            found.append(Finding(("routes", i), {}, wrong, "move it up, or remove one of the two"))
+        elif not rule.when.model_fields_set:
+            takes_all = i
+    return found
+
+
+def _nobody(loc: Loc, name: str, what: str, known: Collection[str]) -> Finding:
+    names = ", ".join(sorted(known)) or "none"
+    return Finding(loc, name, f"is not the name of a {what}", f"{what}s here: {names}")
 
 
 def open_door(listen: str, *, keyed: bool, allowed: bool) -> list[Finding]:
@@ -143,6 +213,6 @@ def open_door(listen: str, *, keyed: bool, allowed: bool) -> list[Finding]:
             ("listen",),
             listen,
             "is reachable from the network and no client has a key",
-            "give clients keys (key_env or key_file), listen on 127.0.0.1, or set allow_open: true",
+            "give clients keys (key_env, key_file or key_sha256), listen on 127.0.0.1, or set allow_open: true",
         )
     ]

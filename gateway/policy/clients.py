@@ -1,7 +1,7 @@
 """Who is calling: keys are read once, kept as SHA-256 digests, and compared in constant time.
 
-The policy names where keys are (an environment variable, a file); `read_secrets` reads them. The
-digests are unsalted because API keys are random and never leave this process; the point is that no
+The policy names where keys are (an environment variable, a file), or holds their digests;
+`read_secrets` reads them. The digests are unsalted because API keys are random and never leave this process; the point is that no
 dump, log or repr of the gate holds a client's key. The keys of *backends* must be sent upstream and
 stay readable, behind a type that does not print itself.
 """
@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from gateway.policy.leases import Leases
     from gateway.policy.problems import Loc
     from gateway.policy.schema import Backend, Client, Policy
 
@@ -33,6 +35,7 @@ class Secrets:
 
     digests: tuple[tuple[bytes, str], ...] = field(default=(), repr=False)
     backend_keys: Mapping[str, SecretStr] = field(default_factory=dict, repr=False)
+    leases: SecretStr | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,9 @@ def read_secrets(policy: Policy, env: Mapping[str, str] = os.environ) -> Secrets
     Raises PolicyError naming each variable that is unset and each file that cannot be read.
     `load_policy` has found those already, so this fails only if they vanished in between.
     """
-    secrets, found = gather(dict(enumerate(policy.backends)), dict(enumerate(policy.clients)), env)
+    secrets, found = gather(
+        dict(enumerate(policy.backends)), dict(enumerate(policy.clients)), env, policy.leases
+    )
     if found:
         raise PolicyError(
             [Problem("policy", f.path, shown(f.loc, f.value), f.wrong, f.remedy) for f in found]
@@ -57,7 +62,10 @@ def read_secrets(policy: Policy, env: Mapping[str, str] = os.environ) -> Secrets
 
 
 def gather(
-    backends: Mapping[int, Backend], clients: Mapping[int, Client], env: Mapping[str, str]
+    backends: Mapping[int, Backend],
+    clients: Mapping[int, Client],
+    env: Mapping[str, str],
+    leases: Leases | None = None,
 ) -> tuple[Secrets, list[Finding]]:
     """Read keys of well-formed items (index → item) and what is wrong with them."""
     found: list[Finding] = []
@@ -71,24 +79,31 @@ def gather(
     digests: dict[bytes, tuple[int, str]] = {}
     for i, client in clients.items():
         reader = _Reader(("clients", i), env, found)
-        field_name = "key_env" if client.key_env else "key_file"
-        keys = [
-            *reader.variable("key_env", client.key_env),
-            *reader.file("key_file", client.key_file),
+        known = [
+            *(("key_env", digest(key)) for key in reader.variable("key_env", client.key_env)),
+            *(("key_file", digest(key)) for key in reader.file("key_file", client.key_file)),
+            *(("key_sha256", bytes.fromhex(sha)) for sha in client.key_sha256),
         ]
-        for key in keys:
-            owner, _ = digests.setdefault(digest(key), (i, client.name))
+        for field_name, sha in known:
+            owner, _ = digests.setdefault(sha, (i, client.name))
             if owner != i:
+                value = getattr(client, field_name)
                 found.append(
                     Finding(
                         ("clients", i, field_name),
-                        client.key_env or str(client.key_file),
+                        list(value) if isinstance(value, tuple) else str(value),
                         f"holds the same key as clients[{owner}]",
                         "give each client a key of its own",
                     )
                 )
     flat = tuple((sha, name) for sha, (_, name) in digests.items())
-    return Secrets(flat, backend_keys), found
+    store = None
+    if leases is not None:
+        for password in _Reader(("leases",), env, found).variable(
+            "password_env", leases.password_env
+        ):
+            store = SecretStr(password)
+    return Secrets(flat, backend_keys, store), found
 
 
 def digest(key: str) -> bytes:
@@ -143,22 +158,22 @@ class _Reader:
 
 
 class Identify:
-    """Tells from a request's headers which client of the policy it is."""
+    """Tells from a request's headers and address which client of the policy it is."""
 
     def __init__(self, policy: Policy, secrets: Secrets) -> None:
         self._digests = secrets.digests
-        self._headers = tuple(
-            (c.header.name, c.header.value, c.name) for c in policy.clients if c.header
-        )
+        self._headers = tuple((h.name, h.value, c.name) for c in policy.clients for h in c.header)
+        networks = [(ip_network(n), c.name) for c in policy.clients for n in c.address]
+        self._networks = sorted(networks, key=lambda known: -known[0].prefixlen)
         open_to_all = not policy.clients or any(c.name == ANYONE for c in policy.clients)
         self._anonymous = ANYONE if open_to_all else None
 
-    def resolve(self, headers: Mapping[str, str], peer: str = "") -> str | Unauthorized:  # noqa: ARG002
+    def resolve(self, headers: Mapping[str, str], peer: str = "") -> str | Unauthorized:
         """The client's name, or why there is none.
 
         `headers` must find lower-case names, as a case-insensitive mapping does. A key that is
-        known wins over a header; an unknown key counts as none, since SDKs insist on sending one.
-        `peer` is the caller's address: no rule reads it yet.
+        known wins over a header, that over an address; an unknown key counts as none, since SDKs
+        insist on sending one. `peer` is the address of whoever connected.
         """
         presented = list(_keys(headers))
         for key in presented:
@@ -168,6 +183,8 @@ class Identify:
             sent = headers.get(header)
             if sent is not None and hmac.compare_digest(_bytes(sent), _bytes(value)):
                 return name
+        if self._networks and (name := self._from(peer)) is not None:
+            return name
         if self._anonymous is not None:
             return self._anonymous
         state = "is not known here" if presented else "is missing"
@@ -175,6 +192,17 @@ class Identify:
             f"The API key {state}; send a key from this server's operator as "
             "'Authorization: Bearer …' or 'x-api-key: …'."
         )
+
+    def _from(self, peer: str) -> str | None:
+        """Whose network this is: the narrowest one that holds it."""
+        try:
+            address = ip_address(peer)
+        except ValueError:
+            return None
+        # A socket that listens on both families shows callers of the old one in the new one.
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        caller = mapped or address
+        return next((name for network, name in self._networks if caller in network), None)
 
     def _owner(self, key: str) -> str | None:
         sent = digest(key)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from gateway.core.model import ClientRule, PoolLimits, QueueRule
+from gateway.core.model import UNBOUNDED, ClientRule, PoolLimits, QueueRule, Quota
 from gateway.policy.checks import ANYONE
 
 if TYPE_CHECKING:
@@ -16,10 +17,6 @@ LEAST_PREFILL_TOKENS = 2048
 automatic value (0.5.6-0.5.23); a server started with a smaller chunk would otherwise make short
 prompts go one by one, although several chunks of that size pass in the time of one network round
 trip."""
-
-
-_UNBOUNDED = 1 << 30
-"""A limit nobody set, as `PoolLimits` spells it."""
 
 
 class Facts(Protocol):
@@ -57,6 +54,30 @@ class Facts(Protocol):
     def speculative_reserve(self) -> int:
         """Tokens speculative decoding looks ahead, per sequence."""
 
+    @property
+    def conservativeness(self) -> float:
+        """schedule_conservativeness: how much of a running request's cap the engine sets aside."""
+
+    @property
+    def radix_disabled(self) -> bool:
+        """Whether it forgets each prompt once it is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """`Facts` as plain values, for a server that is not there to be asked: a launch line, a twin."""
+
+    pool_tokens: int
+    page: int
+    context: int
+    max_input: int
+    max_running: int | None
+    chunk: int | None
+    max_prefill: int | None
+    speculative_reserve: int = 0
+    conservativeness: float = 1.0
+    radix_disabled: bool = False
+
 
 def client_rules(policy: Policy) -> dict[str, ClientRule]:
     """The rule of each client by name. `anyone` is there exactly if unknown callers may come in."""
@@ -66,12 +87,17 @@ def client_rules(policy: Policy) -> dict[str, ClientRule]:
 
 
 def _client_rule(client: Client) -> ClientRule:
+    quota = client.quota
     return ClientRule(
         name=client.name,
         weight=client.weight,
         max_inflight=client.max_inflight,
         max_held_tokens=client.max_held_tokens,
         max_waiting=client.max_waiting,
+        priority=client.priority,
+        default_output=client.default_output_tokens,
+        max_output=client.max_output_tokens,
+        quota=None if quota is None else Quota(quota.tokens, quota.window_s),
     )
 
 
@@ -86,7 +112,7 @@ def queue_rule(policy: Policy) -> QueueRule:
     )
 
 
-def pool_limits(backend: Backend, facts: Facts) -> PoolLimits:
+def pool_limits(backend: Backend, facts: Facts, *, forecast: bool = True) -> PoolLimits:
     """What one pool can take: what the server reports, narrowed by the policy, never widened.
 
     kv_tokens = pool - page - ceil(pool · kv_slack), at least 0. A page, because the engine admits
@@ -106,6 +132,10 @@ def pool_limits(backend: Backend, facts: Facts) -> PoolLimits:
         prefill_tokens=_set(backend.prefill_tokens) or _auto_prefill(facts),
         slots=_slots(_set(backend.slots), facts.max_running),
         speculative=facts.speculative_reserve,
+        forecast=forecast,
+        conservativeness=facts.conservativeness,
+        tpot_s=None if backend.tpot_s == "off" else backend.tpot_s,
+        caches=not facts.radix_disabled,
     )
 
 
@@ -115,10 +145,10 @@ def _set(value: int | Literal["auto"]) -> int | None:
 
 def _slots(asked: int | None, served: int | None) -> int:
     known = [n for n in (asked, served) if n is not None]
-    return min(known, default=_UNBOUNDED)
+    return min(known, default=UNBOUNDED)
 
 
 def _auto_prefill(facts: Facts) -> int:
     """One prefill chunk of the server, so that nothing waits inside the engine."""
     chunk = facts.chunk if facts.chunk is not None and facts.chunk > 0 else facts.max_prefill
-    return _UNBOUNDED if chunk is None else max(chunk, LEAST_PREFILL_TOKENS)
+    return UNBOUNDED if chunk is None else max(chunk, LEAST_PREFILL_TOKENS)

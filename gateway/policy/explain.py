@@ -28,6 +28,7 @@ _WORDS: Mapping[str, tuple[str, str]] = {
     "float_type": ("must be a number", "write it without quotes"),
     "string_type": ("must be text", "put it into quotes"),
     "string_too_short": ("must not be empty", "write a value or leave the line out"),
+    "too_short": ("must not be empty", "write at least one, or leave the line out"),
     "bool_type": ("must be true or false", "write true or false"),
     "greater_than": ("must be above {gt}", "raise it or leave the line out"),
     "greater_than_equal": ("must be at least {ge}", "raise it or leave the line out"),

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.policy import checks, clients, document
+from gateway.policy import certificate, checks, clients, document
 from gateway.policy.explain import explain
+from gateway.policy.leases import Leases
 from gateway.policy.problems import ABSENT, Finding, Loc, PolicyError, Problem, shown
-from gateway.policy.schema import Backend, Client, Policy
-from gateway.policy.types import Address, ServerUrl
+from gateway.policy.routing import RouteRule
+from gateway.policy.schema import Backend, Client, Policy, Tls
+from gateway.policy.types import Address, ModelNames, ServerUrl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -204,11 +206,19 @@ def _validate(sources: _Sources, env: Mapping[str, str]) -> tuple[Policy | None,
     callers = _items(Client, sources.data.get("clients"), sources.context)
     listen = _address(sources.data, "listen")
     found += checks.between(backends, callers, listen, _address(sources.data, "control"))
+    found += checks.aliases(_names(sources.data.get("models")))
+    found += checks.routes(
+        _items(RouteRule, sources.data.get("routes"), sources.context),
+        _written_names(sources.data.get("backends"), backends),
+        _written_names(sources.data.get("clients"), callers) or {checks.ANYONE},
+    )
     found += checks.open_door(
         listen, keyed=_has_keys(sources.data), allowed=sources.data.get("allow_open") is True
     )
-    found += clients.gather(backends, callers, env)[1]
+    leases = _lenient(Leases, sources.data.get("leases"), sources.context)
+    found += clients.gather(backends, callers, env, leases)[1]
     found += _tokenizers(backends)
+    found += certificate.problems(_lenient(Tls, sources.data.get("tls"), sources.context))
     return policy, found
 
 
@@ -234,12 +244,27 @@ def _address(data: Mapping[str, Any], name: str) -> str:
     return _lenient(Address, data[name]) or _ANY_LOOPBACK_PORT
 
 
+def _written_names(raw: object, parsed: Mapping[int, Backend] | Mapping[int, Client]) -> set[str]:
+    """Names of the entries of a list, those of broken entries too: nobody is missing who is there."""
+    entries = raw if isinstance(raw, list) else []
+    written = {
+        str(entry["name"]) for entry in entries if isinstance(entry, dict) and "name" in entry
+    }
+    return written | {item.name for item in parsed.values()}
+
+
+def _names(raw: object) -> dict[str, tuple[str, ...]]:
+    """What of a mapping of names is well formed."""
+    pairs = raw.items() if isinstance(raw, dict) else ()
+    named = ((k, _lenient(ModelNames, v)) for k, v in pairs if isinstance(k, str))
+    return {alias: names for alias, names in named if names is not None}
+
+
 def _has_keys(data: Mapping[str, Any]) -> bool:
     listed = data.get("clients")
     entries = listed if isinstance(listed, list) else []
-    return any(
-        isinstance(raw, dict) and (raw.get("key_env") or raw.get("key_file")) for raw in entries
-    )
+    ways = ("key_env", "key_file", "key_sha256")
+    return any(isinstance(raw, dict) and any(map(raw.get, ways)) for raw in entries)
 
 
 def _tokenizers(backends: Mapping[int, Backend]) -> list[Finding]:

@@ -55,10 +55,14 @@ class Problem:
 
 
 class PolicyError(Exception):
-    """A policy that cannot be used. Its text names every mistake, one a line, and no secret."""
+    """A policy that cannot be used. Its text names every mistake, one a line, and no secret.
 
-    def __init__(self, errors: Sequence[Problem]) -> None:
+    `passing`: nothing is wrong with it but its moment; the same policy can be used later.
+    """
+
+    def __init__(self, errors: Sequence[Problem], *, passing: bool = False) -> None:
         self.errors = list(errors)
+        self.passing = passing
         count = "1 mistake" if len(self.errors) == 1 else f"{len(self.errors)} mistakes"
         super().__init__(
             "\n".join([f"policy not usable, {count}:", *(f"  {e}" for e in self.errors)])

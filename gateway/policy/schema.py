@@ -10,36 +10,29 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gateway.policy import checks
+from gateway.policy.callers import Client, HeaderMatch, Quota
+from gateway.policy.leases import Leases
+from gateway.policy.routing import RouteRule
+from gateway.policy.section import Section
 from gateway.policy.types import (
     Address,
     Admission,
+    CollectorUrl,
     Count,
     CountOrAuto,
     EnvName,
     FilePath,
-    HeaderName,
+    ModelName,
+    ModelNames,
     Name,
     Seconds,
     ServerUrl,
     name_of_url,
 )
-
-
-class Section(BaseModel):
-    """What all parts of a policy have in common."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        hide_input_in_errors=True,  # a mistyped line may hold a key
-    )
 
 
 def _name_from_url(data: dict[str, Any]) -> str:
@@ -96,6 +89,12 @@ class Backend(Section):
     where chunking is off), at least 2,048: the engine works on one chunk a step, so more would
     only wait inside it, where nobody can bound, order or withdraw it."""
 
+    tpot_s: Seconds | Literal["off"] = 0.1
+    """Seconds per output token to keep: where three of four streams are not as fast, fewer run at
+    once (learned, every 5 s; never fewer than 4, and never below three times what this server shows
+    at its best, so a slow machine is not starved). Default 0.1, ten tokens a second, twice the
+    speed of reading. off: only memory limits."""
+
     kv_slack: float = Field(default=0.01, ge=0, le=0.5)
     """Part of the KV pool never promised, 0 to 0.5. Default 0.01: the engine holds pages nobody
     asked for (one step of look-ahead for each running request, an abort that takes effect a step
@@ -107,53 +106,11 @@ class Backend(Section):
     prompts here. Default none: the path the server reports if it exists on this machine, else the
     server's own /tokenize, else an upper bound from the bytes."""
 
-
-class HeaderMatch(Section):
-    """A header whose value tells the client. Anyone can send a header: use it behind a proxy that
-    sets it, not on an open port."""
-
-    name: HeaderName
-    """Header name, any case. No default: it depends on the proxy in front."""
-
-    value: str = Field(min_length=1, repr=False)
-    """The exact value that means this client. No default: it depends on the proxy in front."""
-
-
-class Client(Section):
-    """One client, known by a key or a header. The entry named `anyone` has neither and stands for
-    everybody else; with clients listed and no `anyone`, unknown callers get 401."""
-
-    name: Name
-    """How logs, records and metrics call this client. No default: a label nobody chose helps
-    nobody."""
-
-    key_env: EnvName | None = None
-    """Environment variable with this client's key, taken as a bearer token or x-api-key. Default
-    none. Only a SHA-256 of the key is kept in memory."""
-
-    key_file: FilePath | None = None
-    """File with this client's keys, one a line, so that a new key can be handed out before the old
-    one is withdrawn. Default none."""
-
-    header: HeaderMatch | None = None
-    """Header that tells this client instead of a key. Default none: a header proves nothing by
-    itself."""
-
-    weight: float = Field(default=1.0, gt=0, le=1000)
-    """Share of the server where clients compete: 2 gets twice the tokens of 1. Default 1: equals
-    until somebody says otherwise. A client that is alone may use everything."""
-
-    max_inflight: Count | None = None
-    """Requests of this client running at once. Default none: the pool is the limit, and an idle
-    server helps nobody."""
-
-    max_held_tokens: Count | None = None
-    """KV tokens this client's running requests may reserve together. Default none, for the same
-    reason."""
-
-    max_waiting: Count | None = None
-    """Requests of this client waiting at once; more get 429 client_limit. Default none: the queue
-    has bounds of its own."""
+    tokenizer_engine: Literal["default", "fast"] = "default"
+    """What encodes texts here: default, or fast (fastokens, `pip install kvgate[fast]`), which is
+    some five times faster on long new texts and is used only if it counts 3,000 texts alike at
+    start. Default default: fastokens keeps words of what it encodes in a cache that cannot be
+    switched off, so words of prompts may stay in the gate's memory, and takes up to 0.6 GB."""
 
 
 class Queue(Section):
@@ -177,6 +134,17 @@ class Queue(Section):
     give up at 600 s or later, so half a minute of prefill and a long answer still fit behind it;
     an interactive user has left long before."""
 
+    first_token_s: Seconds | None = None
+    """A first token that comes later than this after arrival, seconds, is of no use: a request that
+    can no longer make it is refused with 429 deadline_unreachable instead of being run for nobody.
+    Default none: the timeout a client names in its headers, where it names one, is its deadline."""
+
+    heartbeat_s: Seconds | None = None
+    """How often a waiting stream is told that it waits, as its API does it (mostly an SSE comment),
+    seconds. Its headers are out by the first of them: it is a 200 whatever comes, errors are one
+    event in it, and what is known only at the grant is in no header. Default none: SDKs act on
+    status and Retry-After; set it where a proxy cuts connections that are silent."""
+
 
 class Limits(Section):
     """Bounds on single requests and on the way to the server."""
@@ -184,6 +152,10 @@ class Limits(Section):
     body_bytes: Count = 64 << 20
     """Largest request body, bytes; more gets 413. Default 64 MiB: several base64 images; the
     longest text prompt any served context takes is below 10 MiB."""
+
+    body_s: Seconds = 120.0
+    """Longest time for a request body to arrive, seconds; then 408. Default 120: 64 MiB at 5 Mbit/s;
+    who sends a byte now and then holds a connection and nothing else, and not for ever."""
 
     max_n: Count = 128
     """Largest `n`. Default 128, the OpenAI API's own limit; the demand is charged n times, so most
@@ -209,6 +181,11 @@ class Limits(Section):
     idle_s: Seconds = 300.0
     """Longest silence within a stream that has begun, seconds. Default 300: a request that SGLang
     retracts is silent until it is prefilled again; 95 s was measured on a small pool."""
+
+    stall_s: Seconds = 30.0
+    """How long a server with work of ours may show no sign of its scheduler (no byte of any answer,
+    no new count of what it holds) before nothing new is sent there, seconds. What runs is not cut.
+    Default 30: one prefill step of 8,192 tokens at 300 tokens/s takes 27 s."""
 
     release_grace_s: Seconds = 15.0
     """How long the reservation of an abandoned request is kept when the server does not confirm
@@ -238,16 +215,54 @@ class Observe(Section):
     should not fill a disk nobody offered."""
 
     records_max_bytes: Count = 64 << 20
-    """Size at which the records file is rotated, bytes. Default 64 MiB: some 90,000 requests of
-    about 700 bytes, and small enough to open."""
+    """Size at which the records file is rotated before its day is over, bytes. Default 64 MiB: some
+    70,000 requests of about 900 bytes, and small enough to open."""
 
-    records_keep: int = Field(default=4, ge=0)
-    """Rotated files kept beside the current one. Default 4: 320 MiB in all at most, some days of a
-    busy server."""
+    records_keep: int = Field(default=14, ge=0)
+    """Rotated files kept beside the current one, compressed (`records-2026-11-29.1.jsonl.gz`); those
+    older than 7 days go in any case. Default 14: two a day for a week, some 200 MiB in all, as they
+    shrink to a sixth or less."""
+
+    collect: FilePath | None = None
+    """Folder for the evidence of every moment: CSV rows of servers, gate and GPUs, minutes with their
+    verdicts, latest.json (see docs/evidence.md). Rotated daily, compressed, kept 7 days. Default
+    none: a service does not fill a disk nobody offered; a day of minutes is kept in memory all the
+    same."""
+
+    collect_every_s: Seconds = 5.0
+    """Between two looks, seconds. Default 5: twelve to a minute, as often as the servers' own gauges
+    move (every 40 decode steps). One costs some three milliseconds of processor time with 200
+    requests running and 60 waiting, and so less than a thousandth of one core."""
+
+    collect_max_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    """Most the folder's files may have together, bytes; the oldest go first. Default 256 MiB: two
+    servers write some 12 MB a day and a week of that is below 20 MB once compressed, so the cap is
+    for a box with many. At least 1 MiB: below that hardly an hour fits."""
+
+    crash_reports: FilePath | None = None
+    """Folder for a JSON file each time a server dies with requests in flight: how many, how large,
+    what the books held and what the server last said it held. Default none, as for records. The
+    last 32 are kept."""
+
+    otlp: CollectorUrl | None = None
+    """An OpenTelemetry collector's root, http or https, to which a trace of each request goes by OTLP
+    over HTTP (http://127.0.0.1:4318; see docs/evidence.md). Needs `pip install kvgate[otel]`. Default
+    none: a service does not talk to machines nobody named, and the package is not small."""
 
     recent: Count = 200
     """Finished requests kept in memory for the status page. Default 200: a screenful with room to
     scroll; a record takes two or three kilobytes of memory."""
+
+
+class Tls(Section):
+    """Encryption of the data plane, TLS 1.2 and later. Files that change are read again and hold
+    from the next connection on; a pair that does not fit together changes nothing."""
+
+    cert: FilePath
+    """PEM file with the certificate and what leads to its root. No default: it is the machine's."""
+
+    key: FilePath
+    """PEM file with the private key, without a password. No default, for the same reason."""
 
 
 class Policy(Section):
@@ -261,6 +276,18 @@ class Policy(Section):
     """Who may call, and how much of the server is theirs. Default: everybody is one client named
     `anyone` without limits of its own, and the gate listens on loopback only."""
 
+    models: dict[ModelName, ModelNames] = Field(default={})
+    """Other names for models: {alias: name a server serves}. A request for the alias goes to the
+    servers of that model, and is told its real name. A list of names is in order: the first model that
+    has a server on which the request fits, busy or not, so that a prompt too long for the context or
+    pool of one goes to a larger one. Default none. A name that is neither served nor
+    an alias goes to any server, as SGLang itself takes any: with several models, give each name
+    that clients send an entry."""
+
+    routes: tuple[RouteRule, ...] = Field(default=(), strict=False)
+    """Which requests go to which servers, read from the top. Default none: any server that has the
+    model, the one with most room. Not looked at while admission is off or shadow."""
+
     queue: Queue = Queue()
     """How much may wait, and how long. Defaults: see there."""
 
@@ -273,20 +300,37 @@ class Policy(Section):
     observe: Observe = Observe()
     """What is written down. Defaults: see there."""
 
-    reservation: Literal["declared"] = "declared"
-    """How much of a request's cap is charged to the KV ledger. declared, the default and for now
-    the only one: the whole cap, the true worst case, which never makes the engine retract but
-    leaves unused what short answers do not take. forecast, which charges what answers are likely to
-    take, will be added and become the default."""
+    reservation: Literal["forecast", "declared"] = "forecast"
+    """How much of a request's cap is charged to the KV ledger. forecast, the default: what answers
+    are likely to take, all together, learned from each client's own and bounded so that the pool
+    holds; and never more than the engine itself would start at once. declared: the whole cap, the
+    true worst case: the engine never retracts, and a pool of long caps stays half empty (in the
+    laboratory a fifth of the answers per second where clients send max_tokens 4096)."""
+
+    state: FilePath | None = None
+    """File in which the gate keeps what it learned of its servers over its own restarts: the part of
+    each pool that retractions and deaths left to plan with. A few hundred bytes, written at most
+    every 30 s and when the gate stops. Default none: a service should not write where nobody
+    offered; without it that part is learned anew."""
+
+    leases: Leases | None = None
+    """Sharing the servers with other gates. Default none: one gate has all of them. Not looked at while
+    admission is off or shadow."""
 
     admission: Admission = "on"
     """on, the default: decide and enforce. off: forward the very bytes of every request to the
-    least busy server, count, cap and hold nothing; still one record and one log line each. Default
-    on: it is what the gate is for. Off is for the day somebody suspects the gate."""
+    least busy server, count, cap and hold nothing; still one record and one log line each. shadow:
+    forward them as off does and decide beside it as on would; records, metrics and /status say what
+    would have become of each. Default on: it is what the gate is for. Off is for the day somebody
+    suspects the gate, shadow for the days before it is trusted."""
 
     listen: Address = "127.0.0.1:8080"
     """HOST:PORT of the data plane. Default loopback: without keys an open port gives the server to
     everybody on the network. KVGATE_LISTEN and --listen override."""
+
+    tls: Tls | None = None
+    """Certificate and key of the data plane, which then speaks HTTPS only. Default none: on
+    loopback there is nothing to hide, and many have a proxy that does it."""
 
     control: Address = "127.0.0.1:8081"
     """HOST:PORT of the control plane (page, status, metrics, probes, drain). Default loopback: it
@@ -307,9 +351,15 @@ class Policy(Section):
         found = checks.between(
             dict(enumerate(self.backends)), dict(enumerate(self.clients)), self.listen, self.control
         )
+        found += checks.aliases(self.models)
+        found += checks.routes(
+            dict(enumerate(self.routes)),
+            {one.name for one in self.backends},
+            {one.name for one in self.clients} or {checks.ANYONE},
+        )
         found += checks.open_door(
             self.listen,
-            keyed=any(c.key_env or c.key_file for c in self.clients),
+            keyed=checks.keyed(self.clients),
             allowed=self.allow_open,
         )
         if found:
@@ -317,6 +367,22 @@ class Policy(Section):
             raise PydanticCustomError(checks.CROSS_ERROR, "{text}", {"text": text})
         return self
 
+
+__all__ = [
+    "ANYONE",
+    "Backend",
+    "Caps",
+    "Client",
+    "HeaderMatch",
+    "Leases",
+    "Limits",
+    "Observe",
+    "Policy",
+    "Queue",
+    "Quota",
+    "RouteRule",
+    "Tls",
+]
 
 ANYONE = checks.ANYONE
 """Name of the client that stands for everybody without a key or header of their own."""

@@ -54,11 +54,23 @@ def _yaml_switch(value: object) -> object:
     return value
 
 
-Admission = Annotated[Literal["on", "off"], BeforeValidator(_yaml_switch)]
+Overflow = Literal["refuse", "trim"]
+"""What becomes of a chat that fits none of the servers it may go to."""
+Admission = Annotated[Literal["on", "off", "shadow"], BeforeValidator(_yaml_switch)]
 
 
 # ---- names --------------------------------------------------------------------------------
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_OF_NOTHING = frozenset(
+    {
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",  # ""
+        "01ba4719c80b6fe911b091a7c05124b64eeece964e09c058ef8f9805daca546b",  # a line's end
+    }
+)
+"""What sha256sum says where the variable was empty: a digest that lets nobody in, or everybody who
+sends nothing."""
+_MODEL = re.compile(r"[^\x00-\x20\x7f]{1,256}")
 _NAME = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,63}")
 _ENV = re.compile(r"[A-Z_][A-Z0-9_]*")
 _HEADER = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -90,7 +102,43 @@ def _header_name(value: str) -> str:
     return value
 
 
+def _key_digest(value: str) -> str:
+    value = value.strip().lower()
+    if not _DIGEST.fullmatch(value):
+        raise bad(
+            "is not a SHA-256 in hexadecimal",
+            'make one with: printf %s "$KEY" | sha256sum (64 digits)',
+        )
+    if value in _OF_NOTHING:
+        raise bad(
+            "is the SHA-256 of nothing: the variable was empty when it was made",
+            'make it again with: printf %s "$KEY" | sha256sum',
+        )
+    return value
+
+
+def _model_name(value: str) -> str:
+    if not _MODEL.fullmatch(value):
+        raise bad(
+            "is not usable as a model's name",
+            "write it as clients send it, without blanks, at most 256 characters",
+        )
+    return value
+
+
+def listed(value: object) -> object:
+    """One value where several may stand is a list of one."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
 Name = Annotated[str, AfterValidator(_name)]
+KeyDigest = Annotated[str, AfterValidator(_key_digest)]
+ModelName = Annotated[str, AfterValidator(_model_name)]
+ModelNames = Annotated[
+    tuple[ModelName, ...],
+    BeforeValidator(listed, json_schema_input_type=ModelName | list[ModelName]),
+    Field(strict=False, min_length=1),
+]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 
@@ -145,6 +193,26 @@ def is_loopback(address: str) -> bool:
         return False  # another name: whatever it resolves to, do not take it for loopback
 
 
+def _network(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value.strip()))
+    except ValueError:
+        pass
+    try:
+        wider = ipaddress.ip_interface(value.strip()).network
+    except ValueError:
+        raise bad(
+            "is not a network or address", "write 10.1.0.0/16, 192.168.1.7 or fd00::/8"
+        ) from None
+    raise bad(
+        "has digits set beyond its prefix, so it is not clear what is meant",
+        f"write {wider} for the network, or the address without a prefix",
+    )
+
+
+Network = Annotated[str, AfterValidator(_network)]
+
+
 # ---- URLs ---------------------------------------------------------------------------------
 
 _DEFAULT_PORT = {"http": 80, "https": 443}
@@ -179,6 +247,13 @@ def _server_url(value: str) -> str:
 
 
 ServerUrl = Annotated[str, AfterValidator(_server_url)]
+
+
+def _collector_url(value: str) -> str:
+    return _server_url(re.sub(r"/v1/traces/?$", "", value.strip()))  # some write the route as well
+
+
+CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 
 
 def name_of_url(url: str) -> str:

@@ -59,6 +59,18 @@ def chat_from_messages(
     return chat
 
 
+def thinks_back(body: Mapping[str, Any]) -> bool:
+    """Whether a body brings thoughts of earlier answers: what becomes of them is the server's affair."""
+    messages = body.get("messages")
+    contents = (
+        [turn.get("content") for turn in messages if isinstance(turn, dict)]
+        if isinstance(messages, list)
+        else []
+    )
+    blocks = (block for content in contents if isinstance(content, list) for block in content)
+    return any(isinstance(block, dict) and block.get("type") == "thinking" for block in blocks)
+
+
 def _system_texts(system: object, turns: list[dict[str, Any]], how: Conversion) -> Iterator[str]:
     if isinstance(system, str):
         if system.strip():

@@ -29,20 +29,22 @@ async def build_counter(
     model_type: str | None = None,
     chat_template: str | None = None,
     conversion: Conversion | None = None,
+    fast: bool = False,
 ) -> Counter:
     """A counter for the model whose files are in `tokenizer_dir`, as `engine_version` counts.
 
     `remote` posts a body to the server's own /v1/tokenize and returns its `count`; `model_type`
-    is the model's config.json's, for images; `chat_template` the server's --chat-template
-    argument; `conversion` what only its arguments tell about Anthropic bodies. Never raises: what
-    is missing or broken becomes one of the counter's `notes`, and the next best way of counting is
-    used. Takes seconds, off the loop.
+    is what the server says of it, for images (default: as in config.json); `chat_template` the
+    server's --chat-template argument; `conversion` what only its arguments tell about Anthropic
+    bodies; `fast` asks for the optional engine (see `fast`). Never raises: what is missing or
+    broken becomes one of the counter's `notes`, and the next best way of counting is used. Takes
+    seconds, off the loop.
     """
-    files = Files(None, None, None, ())
+    files = Files(None, None, None, None, ())
     if tokenizer_dir is not None:
-        files = await asyncio.to_thread(read_files, tokenizer_dir, chat_template)
+        files = await asyncio.to_thread(read_files, tokenizer_dir, chat_template, fast=fast)
     await asyncio.to_thread(nfc.warm)
-    media, notes = rules_for(model_type, files.processor), files.notes
+    media, notes = rules_for(model_type or files.model_type, files.processor), files.notes
     takes_chats = profile_for(engine_version).since >= TOKENIZES_CHATS
     if files.text is None:
         way = "the server's tokenize endpoint" if remote is not None else "bytes"
@@ -68,6 +70,7 @@ async def build_counter(
         conversion=conversion,
         media=media,
         exact=found.exact,
+        ids=files.text.ids,
         remote_takes_chats=takes_chats,
         notes=(*notes, *found.notes),
     )

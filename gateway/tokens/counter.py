@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from gateway.tokens.bound import chat_outline, prompts_bound
 from gateway.tokens.images import MediaRules, media_tokens
 from gateway.tokens.meter import Correction, Meter
-from gateway.tokens.model import Accuracy, Counted, Kind, Method
+from gateway.tokens.model import Accuracy, Counted, CountRefused, Kind, Method
 from gateway.tokens.request import Request, read
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ Way = Callable[[Request, int], Awaitable[tuple[int, ...]]]
 """Counts the prompts of a request whose body has so many bytes; raises Unavailable."""
 
 
+MOST_IDS = 1 << 20
+"""Token ids where the vocabulary is not known: the largest in use have 262,144 (Gemma 3). One beyond
+its vocabulary ends the engine's scheduler (0.5.17)."""
+
+
 class LocalCount(Protocol):
     """A tokenizer and perhaps a template in this process."""
 
@@ -80,13 +85,16 @@ class Counter:
         media: MediaRules | None = None,
         exact: bool = True,
         remote_takes_chats: bool = True,
+        ids: int | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
         """`exact` tells whether calibration believed `local`; `notes` is what people should read.
 
+        `ids` is one more than the largest token id of the model, None where that is not known.
         `remote_takes_chats` is false of servers before 0.5.12, which count plain text only.
         """
         self._local = local
+        self._ids = ids or MOST_IDS
         self._remote = remote
         self._remote_takes_chats = remote_takes_chats
         self._conversion = conversion
@@ -125,6 +133,9 @@ class Counter:
         Raises CountRefused, and nothing else on any input, where the body has no prompt.
         """
         request = read(kind, body, self._conversion)
+        if request.largest_id >= self._ids:
+            msg = f"Token id {request.largest_id}: the largest here is {self._ids - 1}."
+            raise CountRefused(msg)
         basis, prompts = await self._best(request, body_bytes)
         in_text = 0 if basis is Method.BOUND else 1
         extra, media_exact = media_tokens(request, self._media, in_text)
@@ -136,8 +147,13 @@ class Counter:
                 method = Method.ESTIMATE
         elif not media_exact:
             method = Method.BOUND
+        elif request.rough:
+            method = Method.ESTIMATE
+        prompts = _framed(prompts, request)
         whole = tuple(tokens + extra.get(index, 0) for index, tokens in enumerate(prompts))
-        return Counted(whole, method, images, sum(extra.values()), raw, basis)
+        lead = tuple(request.lead)  # of what a thread has got to, where it was too slow
+        media_total = sum(extra.values())
+        return Counted(whole, method, images, media_total, raw, basis, request.rough, lead)
 
     def segments(self, kind: Kind, body: Mapping[str, Any]) -> list[tuple[str, int]]:
         """(text, tokens) of every added token and piece between them, for people who look.
@@ -222,6 +238,14 @@ class Counter:
         if basis is Method.BOUND:
             return tuple(min(new, old) for new, old in zip(moved, prompts, strict=True))
         return tuple(moved)
+
+
+def _framed(prompts: tuple[int, ...], request: Request) -> tuple[int, ...]:
+    """Each prompt with what the engine puts around it."""
+    query, rest = (prompts[0], prompts[1:]) if request.shared else (0, prompts)
+    if not query and not request.frame:
+        return prompts
+    return tuple(query + tokens + request.frame for tokens in rest)
 
 
 async def _ask_text(remote: Callable[[dict[str, Any]], Awaitable[int]], prompt: str | int) -> int:

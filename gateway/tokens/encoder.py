@@ -4,30 +4,46 @@ Both release the GIL while they encode, so a thread can count without stopping t
 do not while they build lists of a hundred thousand Python integers; so tiktoken's numpy form and
 tokenizers' batch form without offsets are used, which make none. Only the length is ever looked at.
 
-fastokens (0.3.5) is four to ten times faster than tiktoken on text never seen, and is not used: it
-keeps the words of what it encodes in a cache that nothing switches off. Words of a client's text
-were found in the process's memory after 120,000 others had been encoded, where tiktoken left none.
+fastokens, faster still, has to be asked for, because it keeps words of the texts: see `fast`.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
 import tiktoken
 import tokenizers
 
+from gateway.tokens.blocks import counted, has_borders
+from gateway.tokens.fast import fast_encoder
+from gateway.tokens.han import HanWords, uniform
 from gateway.tokens.nfc import EndlessRun, nfc
 from gateway.tokens.nfc import warm as warm_nfc
 from gateway.tokens.pretokenizer import Unsupported
 from gateway.tokens.segments import SegmentCache, Splitter
-from gateway.tokens.vocabulary import Vocabulary, added_tokens, read_vocabulary
+from gateway.tokens.vocabulary import (
+    OutOfTime,
+    Unencodable,
+    Vocabulary,
+    added_tokens,
+    read_vocabulary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CACHE_BYTES: Final = 32 << 20
 """Memory for remembered pieces: 144,000 of them, some hundreds of long conversations."""
+
+LONGEST_WHOLE: Final = 2 << 20
+"""Characters that `tokenizers` gets, which cannot be stopped: about 1 s; half a million tokens."""
+
+MOST_MARKS: Final = 1024
+"""Marks of one prompt: some 500 messages. What follows is not known to have been read before."""
 
 _NOTHING: Final[frozenset[str]] = frozenset()
 
@@ -37,41 +53,66 @@ _NOTHING: Final[frozenset[str]] = frozenset()
 _UNUSED_SPECIAL: Final = "\x1e\x1f\x1e\x1f"
 
 
-class Unencodable(Exception):
-    """A text that cannot be encoded in bounded time. No real text is known to be one."""
-
-
 class Encoder(Protocol):
     """Counts a piece of text without added tokens in it. Thread-safe."""
 
-    def count(self, text: str) -> int:
-        """Tokens of `text`; Unencodable where that would take unbounded time."""
+    @property
+    def cuts(self) -> bool:
+        """Whether a text may be cut at borders (see `blocks`) and its blocks counted alone."""
+
+    @property
+    def nfc(self) -> bool:
+        """Whether texts are normalised first."""
+
+    def count(self, text: str, until: float = math.inf) -> int:
+        """Tokens of `text`; Unencodable where that would take unbounded time.
+
+        `until` is a moment of `time.monotonic`; OutOfTime some time after it.
+        """
 
 
 class TiktokenEncoder:
     """A proven byte-level vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._nfc = vocabulary.nfc
+        self.nfc = vocabulary.nfc
         self._encoding = tiktoken.Encoding(
             "served",
             pat_str=vocabulary.pattern,
             mergeable_ranks=vocabulary.ranks,
             special_tokens={_UNUSED_SPECIAL: max(vocabulary.ranks.values()) + 1},
         )
-        if self._nfc:
+        if self.nfc:
             warm_nfc()
+        self.cuts = has_borders(vocabulary.pattern)
+        self._han: HanWords | None = None
+        if uniform(vocabulary.pattern):
+            with suppress(ValueError):  # no neutral character: then without this help
+                self._han = HanWords(vocabulary.ranks, vocabulary.unformable, self._encode)
+        # A cut inside a run of letters makes new pieces, which a look-up of whole pieces would see.
+        self._other_border = None if vocabulary.unformable or not self._han else self._han.border
 
-    def count(self, text: str) -> int:
+    def count(self, text: str, until: float = math.inf) -> int:
         """Tokens of `text`."""
         try:
-            if self._nfc:
+            if self.nfc:
                 text = nfc(text)
+        except EndlessRun:
+            raise Unencodable from None
+        border = self._other_border
+        return counted(text, self._block, until, cuts=self.cuts, other_border=border)
+
+    def _block(self, text: str) -> int:
+        rest, known = text, 0
+        if self._han is not None and not text.isascii():
+            rest, known = self._han.reduce(text)
+        return known + self._encode(rest)
+
+    def _encode(self, text: str) -> int:
+        try:
             tokens = self._encoding.encode_to_numpy(
                 text, allowed_special=_NOTHING, disallowed_special=_NOTHING
             )
-        except EndlessRun:
-            raise Unencodable from None
         except ValueError:
             # The regular expression's own limit on backtracking: a million spaces in a row.
             raise Unencodable from None
@@ -81,13 +122,20 @@ class TiktokenEncoder:
 class HuggingFaceEncoder:
     """Any other tokenizer.json. About 15 times slower; no exactness to prove."""
 
+    cuts = False  # its pre-tokenizer is not known
+    nfc = False  # done inside
+
     def __init__(self, content: bytes) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-    def count(self, text: str) -> int:
+    def count(self, text: str, until: float = math.inf) -> int:
         """Tokens of `text`. The batch form alone releases the GIL while it works."""
+        if time.monotonic() > until:
+            raise OutOfTime
+        if len(text) > LONGEST_WHOLE:
+            raise Unencodable
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
 
@@ -101,25 +149,47 @@ class TextCounter:
         *,
         prefix: int = 0,
         cache_bytes: int = CACHE_BYTES,
+        ids: int | None = None,
     ) -> None:
-        """`prefix` is the number of special tokens that the tokenizer puts around plain text."""
+        """`prefix` is the number of special tokens that the tokenizer puts around plain text, `ids`
+        one more than its largest token id."""
+        self.ids = ids
         self._encoder = encoder
         self._splitter = splitter
         self.prefix = prefix
         self.cache = SegmentCache(cache_bytes)
 
-    def count(self, text: str) -> int:
-        """Tokens of `text`, added tokens in it included, without `prefix`. Raises Unencodable."""
+    def count(
+        self, text: str, until: float = math.inf, lead: list[tuple[int, int]] | None = None
+    ) -> int:
+        """Tokens of `text`, added tokens in it included, without `prefix`.
+
+        `lead` gets a mark of all that came before the end of each piece, and the tokens up to there:
+        two texts that begin alike begin with the same marks. Raises Unencodable, and OutOfTime some time after `until` (of `time.monotonic`).
+        """
         pieces, total = self._splitter.split(text)
         cache, encode = self.cache, self._encoder.count
-        for piece in pieces:
+        mark, before = lead[-1] if lead else (0, 0)
+        for number, piece in enumerate(pieces, 1):
             key = cache.key_of(piece)
             tokens = cache.get(key)
             if tokens is None:
-                tokens = encode(piece)
+                tokens = encode(piece, until)
                 cache.put(key, tokens)
             total += tokens
+            before += tokens + 1  # the added token behind it
+            if lead is not None and number <= MOST_MARKS:
+                mark = hash((mark, key))
+                lead.append((mark, before))
         return total
+
+    def use_fast(self, content: bytes) -> str:
+        """Count with fastokens from now on, if it counts alike; a note on what came of it."""
+        vocab = orjson.loads(content)["model"]["vocab"]
+        spelled = [entry if isinstance(entry, str) else entry[0] for entry in vocab]
+        words = [word.replace("Ġ", " ").replace("▁", " ") for word in spelled]
+        self._encoder, note = fast_encoder(content, self._encoder, words)
+        return note
 
     def segments(self, text: str) -> list[tuple[str, int]]:
         """(piece, tokens) in order, added tokens included: for people who ask where tokens go."""
@@ -135,14 +205,23 @@ def load_text_counter(content: bytes, config: Mapping[str, Any]) -> tuple[TextCo
     Takes seconds. Raises ValueError where the file is not a tokenizer at all.
     """
     tokenizer = orjson.loads(content)
-    prefix = special_prefix(tokenizer, config)
+    prefix, ids = special_prefix(tokenizer, config), _ids_of(tokenizer)
     try:
         vocabulary = read_vocabulary(tokenizer)
         splitter = Splitter(added_tokens(tokenizer))
-        return TextCounter(TiktokenEncoder(vocabulary), splitter, prefix=prefix), None
+        return TextCounter(TiktokenEncoder(vocabulary), splitter, prefix=prefix, ids=ids), None
     except Unsupported as why:
         reason = str(why)
-    return TextCounter(HuggingFaceEncoder(content), _splitter_for(tokenizer), prefix=prefix), reason
+    encoder, splitter = HuggingFaceEncoder(content), _splitter_for(tokenizer)
+    return TextCounter(encoder, splitter, prefix=prefix, ids=ids), reason
+
+
+def _ids_of(tokenizer: Mapping[str, Any]) -> int | None:
+    """One more than the largest token id of a parsed tokenizer.json."""
+    vocab = (tokenizer.get("model") or {}).get("vocab") or {}
+    known = [token.get("id", -1) for token in tokenizer.get("added_tokens") or ()]
+    known.append(max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab) - 1)
+    return max(known) + 1 if max(known) >= 0 else None
 
 
 def _splitter_for(tokenizer: Mapping[str, Any]) -> Splitter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_ENCODED: Final = ("DeepseekV4", "KimiK3", "InklingForConditionalGeneration")
+"""Architectures whose chats SGLang renders in code of its own, whatever template the files hold
+(entrypoints/openai/chat_encoding.py, 0.5.23). DeepSeek V3.2 is one only where there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Files:
     """What a directory held. `notes` says in words what was missing or is not exact."""
@@ -23,14 +28,16 @@ class Files:
     text: TextCounter | None
     template: ChatTemplate | None
     processor: Mapping[str, Any] | None
+    model_type: str | None
     notes: tuple[str, ...]
 
 
-def read_files(directory: Path, chat_template: str | None = None) -> Files:
+def read_files(directory: Path, chat_template: str | None = None, *, fast: bool = False) -> Files:
     """Everything that counting needs from `directory`; what cannot be read becomes a note.
 
     `chat_template` is the server's --chat-template argument: a .jinja file that replaces the
-    model's own, or the name of one of SGLang's built-in conversations, which are not Jinja.
+    model's own, or the name of one of SGLang's built-in conversations, which are not Jinja. With
+    `fast`, texts are counted by fastokens if it is installed and counts alike.
     """
     notes: list[str] = []
     config = read_json(directory / "tokenizer_config.json") or {}
@@ -40,6 +47,8 @@ def read_files(directory: Path, chat_template: str | None = None) -> Files:
         text, reason = load_text_counter(content, config)
         if reason is not None:
             notes.append(f"Counting with `tokenizers`, not tiktoken: {reason}.")
+        if fast:
+            notes.append(text.use_fast(content))
     except OSError as error:
         notes.append(f"tokenizer.json in {directory} cannot be read: {error.strerror}.")
     except Exception as error:  # noqa: BLE001 - whatever the file holds, the gate starts
@@ -52,7 +61,9 @@ def read_files(directory: Path, chat_template: str | None = None) -> Files:
         except jinja2.TemplateError as error:
             notes.append(f"The chat template does not compile: {error.message}.")
     processor = read_json(directory / "preprocessor_config.json")
-    return Files(text, template, processor, tuple(notes))
+    model_type = (read_json(directory / "config.json") or {}).get("model_type")
+    named = model_type if isinstance(model_type, str) else None
+    return Files(text, template, processor, named, tuple(notes))
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, object]:
@@ -76,13 +87,24 @@ def _content(value: object) -> str | None:
 def _template_source(
     directory: Path, config: Mapping[str, Any], chat_template: str | None, notes: list[str]
 ) -> str | None:
-    """The template in force: the server's argument, else a file of its own, else the settings."""
+    """The template in force: the server's argument, else a file of its own, else the settings.
+
+    None where the engine uses none of them.
+    """
     if chat_template is not None:
         path = directory / chat_template  # an absolute path stays itself
         if path.suffix == ".jinja" and path.is_file():
             # The engine unescapes line ends of such a file (template_manager.py).
             return path.read_text().strip("\n").replace("\\n", "\n")
         notes.append("The server's --chat-template is not a .jinja file here: chats are estimated.")
+        return None
+    listed = (read_json(directory / "config.json") or {}).get("architectures")
+    architecture = str(listed[0]) if isinstance(listed, list) and listed else ""
+    if any(name in architecture for name in _ENCODED):
+        notes.append(
+            f"SGLang renders chats of {architecture} without a template: the server is asked for"
+            " their tokens, or they are estimated."
+        )
         return None
     path = directory / "chat_template.jinja"
     if path.is_file():

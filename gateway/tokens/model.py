@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.core.model import Lead
 
 
 class Kind(StrEnum):
@@ -13,6 +17,10 @@ class Kind(StrEnum):
     COMPLETION = "completion"  # OpenAI /v1/completions
     GENERATE = "generate"  # SGLang /generate
     MESSAGES = "messages"  # Anthropic /v1/messages
+    RESPONSES = "responses"  # OpenAI /v1/responses
+    INPUT = "input"  # /v1/embeddings, /v1/classify
+    SCORE = "score"  # /v1/score: a query with each item
+    RERANK = "rerank"  # /v1/rerank: a query with each document
     TEXT = "text"  # {"text": ...}: plain text, as it stands
 
 
@@ -39,6 +47,8 @@ class Counted:
     media: int = 0
     raw: int = 0
     basis: Method = Method.EXACT
+    rough: bool = False  # the engine may count otherwise, so its number teaches nothing
+    lead: Lead = ()  # how its one prompt begins
 
     @property
     def total(self) -> int:

@@ -156,7 +156,7 @@ def bytes_bound(text: str) -> int:
     if is_clean(text):
         return len(text.encode("utf-8", "surrogatepass"))
     growth = _growth()
-    return sum(int(growth[_codes(chunk)].sum(dtype=np.int64)) for chunk in _chunks(text))
+    return sum(int(growth.take(_codes(chunk)).sum(dtype=np.int64)) for chunk in _chunks(text))
 
 
 def _chunks(text: str) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _chunks(text: str) -> Iterator[str]:
 
 
 def _suspects(text: str) -> npt.NDArray[np.bool_]:
-    return _table()[_codes(text)]
+    return _table().take(_codes(text))  # twice as fast as an index
 
 
 def _codes(text: str) -> npt.NDArray[np.uint32]:

@@ -8,16 +8,24 @@ to judge, because its answer is the one the client should read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
-from gateway.tokens.anthropic import chat_from_messages
+from gateway.tokens.anthropic import chat_from_messages, thinks_back
 from gateway.tokens.model import CountRefused, Kind
+from gateway.tokens.responses import chat_from_responses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from gateway.tokens.anthropic import Conversion
+
+TEMPLATE: Final = 160
+"""Tokens that a reranker's or an embedder's template may put around a prompt: Qwen3-Reranker's, the
+longest of those in use, has about 75."""
+
+SEAM: Final = 1
+"""Tokens that two texts may have more where they are joined."""
 
 Prompt = str | int
 """Text to count, or the number of token ids given instead of text."""
@@ -35,32 +43,43 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What has to be counted. `chat` is a body in OpenAI's shape, or None."""
+    """What has to be counted. `chat` is a body in OpenAI's shape, or None.
+
+    Where `shared`, the first prompt is a query that the engine puts before each of the others; they
+    are counted apart, since a long query before a thousand items would be a long text. `frame` is
+    what may come around each prompt, tokens.
+    """
 
     prompts: tuple[Prompt, ...] = ()
     chat: Mapping[str, Any] | None = None
     media: tuple[Media, ...] = ()
+    largest_id: int = -1  # of the token ids given instead of text; -1: there are none
+    shared: bool = False
+    frame: int = 0
+    rough: bool = False  # the engine's way from body to prompt is not followed to the last token
+    lead: list[tuple[int, int]] = field(default_factory=list, compare=False)
+    """Filled as the prompt is counted, where there is one: see `TextCounter.count`."""
 
 
 def read(kind: Kind, body: Mapping[str, Any], conversion: Conversion | None = None) -> Request:
     """Find the prompts of `body`; CountRefused where there is nothing of a type that can be one."""
-    match kind:
-        case Kind.CHAT:
-            return _chat(body)
-        case Kind.MESSAGES:
-            return _chat(chat_from_messages(body, conversion))
-        case Kind.COMPLETION:
-            return Request(prompts=_texts_or_ids("prompt", body.get("prompt")))
-        case Kind.GENERATE:
-            return _generate(body)
-        case Kind.TEXT:
-            return Request(prompts=_texts_or_ids("text", body.get("text")))
+    if kind is Kind.MESSAGES:
+        # Earlier thoughts are counted; a server without a reasoning parser drops them.
+        return replace(_chat(chat_from_messages(body, conversion)), rough=thinks_back(body))
+    return _READERS[kind](body)
+
+
+def _responses(body: Mapping[str, Any]) -> Request:
+    chat = chat_from_responses(body)
+    if not chat["messages"]:
+        raise CountRefused("`input` must be text or a list with at least one item.")
+    return replace(_chat(chat), rough=True)
 
 
 def _chat(body: Mapping[str, Any]) -> Request:
     ids = body.get("input_ids")
     if ids is not None:  # since 0.5.17 they bypass the template
-        return Request(prompts=_texts_or_ids("input_ids", ids), media=())
+        return _plain("input_ids", ids)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise CountRefused("`messages` must be a list with at least one message.")
@@ -134,7 +153,67 @@ def _generate(body: Mapping[str, Any]) -> Request:
         groups = data if isinstance(data, list) and each else [data]
         for prompt, group in enumerate(groups):
             media.extend(Media(modality, source, prompt) for source in _sources(group))
-    return Request(prompts=prompts, media=tuple(media))
+    return Request(
+        prompts=prompts,
+        media=tuple(media),
+        largest_id=_largest_id("input_ids", body.get("input_ids")),
+    )
+
+
+def _input(body: Mapping[str, Any]) -> Request:
+    """Texts, ids, or objects of text, image and video: those go through the chat template."""
+    given = body.get("input")
+    if not (isinstance(given, list) and given and _all_of(given, dict)):
+        return _plain("input", given)
+    texts: list[Prompt] = []
+    media: list[Media] = []
+    for index, item in enumerate(given):
+        text = item.get("text")
+        texts.append(text if isinstance(text, str) else "")
+        for modality in ("image", "video"):
+            media.extend(Media(modality, one, index) for one in _sources(item.get(modality)))
+    return Request(prompts=tuple(texts), media=tuple(media), frame=TEMPLATE, rough=True)
+
+
+def _scored(body: Mapping[str, Any]) -> Request:
+    query, items = body.get("query"), body.get("items")
+    first = _texts_or_ids("query", query)
+    rest = _texts_or_ids("items", items)
+    if len(first) != 1:
+        raise CountRefused("`query` must be text or a list of token ids.")
+    largest = max(_largest_id("query", query), _largest_id("items", items))
+    return Request(prompts=(*first, *rest), largest_id=largest, shared=True, frame=SEAM, rough=True)
+
+
+def _reranked(body: Mapping[str, Any]) -> Request:
+    documents = body.get("documents")
+    if not isinstance(documents, list) or not documents:
+        raise CountRefused("`documents` must be a list with at least one document.")
+    query, seen = _content("query", body.get("query"))
+    instruct = body.get("instruct")
+    if isinstance(instruct, str):
+        query = f"{query} {instruct}"
+    texts: list[Prompt] = [query]
+    media: list[Media] = []
+    for index, document in enumerate(documents):
+        text, own = _content("documents", document)
+        texts.append(text)
+        media.extend(replace(one, prompt=index) for one in (*seen, *own))
+    return Request(
+        prompts=tuple(texts), media=tuple(media), shared=True, frame=TEMPLATE, rough=True
+    )
+
+
+def _content(name: str, value: object) -> tuple[str, list[Media]]:
+    """Text and media of a text or a list of parts."""
+    if isinstance(value, str):
+        return value, []
+    if not isinstance(value, list):
+        needed = f"`{name}` must be text or a list of parts."
+        raise CountRefused(needed)
+    texts = [part.get("text") for part in value if isinstance(part, dict)]
+    media = [found for part in value if (found := media_of(part)) is not None]
+    return " ".join(text for text in texts if isinstance(text, str)), media
 
 
 def _sources(value: object) -> Iterator[str]:
@@ -165,7 +244,35 @@ def _texts_or_ids(name: str, value: object) -> tuple[Prompt, ...]:
     raise CountRefused(needed)
 
 
+def _plain(name: str, value: object) -> Request:
+    return Request(prompts=_texts_or_ids(name, value), largest_id=_largest_id(name, value))
+
+
+def _largest_id(name: str, value: object) -> int:
+    """The largest token id of a field; -1 where it holds text. A negative one kills the scheduler
+    (0.5.17: an index error in its embedding), as one beyond the vocabulary does."""
+    if not isinstance(value, list) or not value or isinstance(value[0], str):
+        return -1
+    lists = value if isinstance(value[0], list) else [value]
+    if any(ids and min(ids) < 0 for ids in lists):
+        msg = f"`{name}` holds a negative token id."
+        raise CountRefused(msg)
+    return max((max(ids) for ids in lists if ids), default=-1)
+
+
 def _all_of(values: list[Any], wanted: type) -> bool:
     # set(map(type, ...)) runs in C: a list of 100k ids costs 1 ms, a generator of isinstance 6 ms.
     # bool is not int here, as pydantic's strict integers would have it.
     return set(map(type, values)) <= {wanted}
+
+
+_READERS: Final[Mapping[Kind, Callable[[Mapping[str, Any]], Request]]] = {
+    Kind.CHAT: _chat,
+    Kind.COMPLETION: lambda body: _plain("prompt", body.get("prompt")),
+    Kind.GENERATE: _generate,
+    Kind.TEXT: lambda body: _plain("text", body.get("text")),
+    Kind.RESPONSES: _responses,
+    Kind.INPUT: _input,
+    Kind.SCORE: _scored,
+    Kind.RERANK: _reranked,
+}

@@ -118,6 +118,8 @@ class ChatTemplate:
         """
         environment = _environment()
         self._template = environment.from_string(source)
+        # A chain of mappings otherwise, which each rendering copies name by name.
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
         tree = environment.parse(source)
         self.content_format: ContentFormat = _content_format(source, tree)

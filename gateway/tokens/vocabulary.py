@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+class Unencodable(Exception):
+    """A text that cannot be encoded in bounded time. No real text is known to be one."""
+
+
+class OutOfTime(Exception):
+    """Counting came to the moment at which it had to stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class AddedToken:
     """A token that is cut out of the text before anything else. Order of cutting: see `segments`."""
@@ -34,11 +42,16 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What tiktoken needs, plus what surrounds it."""
+    """What tiktoken needs, plus what surrounds it.
+
+    `unformable` are tokens in `ranks` that only a look-up of whole pieces finds: their own bytes
+    do not merge into them.
+    """
 
     ranks: dict[bytes, int]
     pattern: str
     nfc: bool
+    unformable: frozenset[bytes] = frozenset()
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -78,9 +91,11 @@ def read_vocabulary(tokenizer: Mapping[str, Any]) -> Vocabulary:
         raise Unsupported("added tokens that are matched after NFC")
     pattern = pattern_of(tokenizer.get("pre_tokenizer"))
     ranks, lefts = _ranks(model, {token.content for token in added})
-    for token in _unformable(ranks, lefts):
-        if not model.get("ignore_merges"):
-            del ranks[token]
+    unformable = _unformable(ranks, lefts)
+    if model.get("ignore_merges"):
+        return Vocabulary(ranks, pattern, nfc, frozenset(unformable))
+    for token in unformable:
+        del ranks[token]
     return Vocabulary(ranks, pattern, nfc)
 
 

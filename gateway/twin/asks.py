@@ -1,7 +1,8 @@
 """Request bodies into jobs: what SGLang reads of them, and what it refuses at the door.
 
-Three dialects: chat, completion and generate. A refusal here is immediate (the tokenizer's side of
-SGLang); what the scheduler refuses comes later, as an event.
+Four dialects: chat, completion, generate and Anthropic's messages, which become a chat. A refusal
+here is immediate (the tokenizer's side of SGLang); what the scheduler refuses comes later, as an
+event.
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from gateway.twin import tokenizer
+from gateway.tokens.anthropic import chat_from_messages
+from gateway.twin import sampling, shapes, tokenizer
+from gateway.twin.refusals import Broken, Invalid
 
 if TYPE_CHECKING:
     from gateway.twin.versions import Traits
+
+
+_NOT_ANTHROPICS = frozenset({"n", "rid", "tools", "tool_choice"})
+"""Fields that the Anthropic body has not, or has in a shape of its own."""
 
 
 class Dialect(StrEnum):
@@ -23,17 +30,7 @@ class Dialect(StrEnum):
     CHAT = "chat"
     COMPLETION = "completion"
     GENERATE = "generate"
-
-
-class Invalid(Exception):
-    """A body refused with 400. `pydantic` marks the shape of a validation error, `length` a
-    request that is too long."""
-
-    def __init__(self, message: str, *, pydantic: bool = False, length: bool = False) -> None:
-        super().__init__(message)
-        self.message = message
-        self.pydantic = pydantic
-        self.length = length
+    MESSAGES = "messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,52 +66,31 @@ class Ask:
         return sum(tokenizer.count(prompt) for prompt in prompts.values())
 
 
-def _integer(body: dict[str, Any], name: str, route: str) -> int | None:
-    value = body.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        detail = (
-            f"{{'type': 'int_parsing', 'loc': ('body', '{name}'), 'msg': 'Input should be a valid "
-            f"integer, unable to parse string as an integer', 'input': {value!r}}}"
-        )
-        raise Invalid(pydantic_message(detail, route), pydantic=True) from None
-
-
-def pydantic_message(detail: str, route: str) -> str:
-    """A validation error as FastAPI prints it in SGLang's answers."""
-    return (
-        f'1 validation error:\n  {detail}\n\n  File "sglang/srt/entrypoints/http_server.py", '
-        f"line 1, in handler\n    POST {route} [{detail}]"
-    )
-
-
-def missing(field: str, body: dict[str, Any], route: str) -> Invalid:
-    """The refusal of a body without `field`."""
-    shown = dict.fromkeys(body, "...")
-    detail = f"{{'type': 'missing', 'loc': ('body', '{field}'), 'msg': 'Field required', 'input': {shown}}}"
-    return Invalid(pydantic_message(detail, route), pydantic=True)
-
-
 def parse(
-    dialect: Dialect, body: dict[str, Any], traits: Traits, *, model: str, context: int
+    dialect: Dialect,
+    body: dict[str, Any],
+    traits: Traits,
+    *,
+    model: str,
+    context: int,
+    images: bool,
 ) -> Ask:
-    """Read `body`. Raises Invalid with SGLang's sentence when it would answer 400."""
-    prompts, cap, listed = _read(dialect, body, traits)
-    if cap is not None and cap < 0:
-        message = f"max_new_tokens must be at least 0, got {cap}."
-        raise Invalid(message)
-    sampling = body.get("sampling_params") if dialect is Dialect.GENERATE else body
-    sampling = sampling if isinstance(sampling, dict) else {}
-    for prompt in prompts:
-        _check_length(tokenizer.count(prompt), cap, traits, context)
-    rid = _rid(body)
+    """Read `body`. Raises what `refusals` holds where SGLang would not serve it: `context` is the
+    longest sequence in tokens, `images` whether the model sees."""
+    shape, route = _SHAPES[dialect]
+    body = shapes.fit(shape, dict(body), route)
+    if dialect is Dialect.MESSAGES:
+        body = _as_chat(body)
+    wanted = _READERS[dialect](body, traits, images=images)
+    sampling.verify(wanted.fields, wanted.cap, wanted.least)
+    for prompt in wanted.prompts:
+        _check_length(tokenizer.count(prompt), wanted.cap, traits, context)
+    cap = sampling.whole(wanted.cap)
+    rid = _rid(body, batch=wanted.listed, generate=dialect is Dialect.GENERATE)
     options = body.get("stream_options") or {}
-    n = max(1, _integer(sampling, "n", "") or 1)
-    want = body.get("twin_output_tokens", sampling.get("twin_output_tokens"))
-    many = len(prompts) * n > 1
+    n = _copies(wanted, dialect, stream=bool(body.get("stream")))
+    want = body.get("twin_output_tokens", wanted.fields.get("twin_output_tokens"))
+    many = len(wanted.prompts) * n > 1
     return Ask(
         dialect=dialect,
         rid=rid,
@@ -122,7 +98,7 @@ def parse(
         stream=bool(body.get("stream")),
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("continuous_usage_stats")),
-        listed=listed,
+        listed=wanted.listed,
         sequences=tuple(
             Sequence(
                 rid=f"{rid}_{uuid.uuid4().hex}" if many else rid,
@@ -130,86 +106,119 @@ def parse(
                 cap=cap,
                 prompt_index=index,
                 choice=index * n + copy,
-                ignore_eos=bool(sampling.get("ignore_eos")),
+                ignore_eos=bool(wanted.fields.get("ignore_eos")),
                 want=int(want) if want is not None else None,
             )
-            for index, prompt in enumerate(prompts)
+            for index, prompt in enumerate(wanted.prompts)
             for copy in range(n)
         ),
     )
 
 
-def _read(
-    dialect: Dialect, body: dict[str, Any], traits: Traits
-) -> tuple[list[bytes], int | None, bool]:
-    """Prompts, cap, and whether the prompt was a list."""
-    match dialect:
-        case Dialect.CHAT:
-            return _chat(body, traits)
-        case Dialect.COMPLETION:
-            return _completion(body)
-        case Dialect.GENERATE:
-            return _generate(body)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a dialect's reader found: `fields` hold the sampling parameters."""
+
+    prompts: list[bytes]
+    cap: float | None
+    fields: dict[str, Any]
+    least: int = 0
+    listed: bool = False  # the prompt was a list
 
 
-def _rid(body: dict[str, Any]) -> str:
+def _copies(wanted: Wanted, dialect: Dialect, *, stream: bool) -> int:
+    n = int(wanted.fields.get("n") or 0) if wanted.fields.get("n") is not None else 1
+    if n == 0 and not stream and dialect in {Dialect.CHAT, Dialect.COMPLETION}:
+        raise Invalid("range() arg 3 must not be zero", kind="BadRequest")
+    return max(1, n)
+
+
+def _rid(body: dict[str, Any], *, batch: bool, generate: bool) -> str:
     rid = body.get("rid")
+    if isinstance(rid, list) and not batch:
+        raise Broken(None if generate else "Internal server error: unhashable type: 'list'")
     if isinstance(rid, list):
         rid = rid[0] if rid else None
     return str(rid) if rid is not None else uuid.uuid4().hex
 
 
-def _chat(body: dict[str, Any], traits: Traits) -> tuple[list[bytes], int | None, bool]:
-    route = "/v1/chat/completions"
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        raise missing("messages", body, route)
+def _chat(body: dict[str, Any], traits: Traits, *, images: bool) -> Wanted:
+    messages = body["messages"]
+    if not messages:
+        raise Invalid("Messages cannot be empty.")
+    for part in (part for message in messages for part in _parts(message.get("content"))):
+        if part.get("type", "text") != "text" and not images:
+            message = (
+                f"Model only supports text input; received unsupported content type "
+                f"{part['type']!r}."
+            )
+            raise Invalid(message)
     # Which field binds is Python's `or` in SGLang's source, and its order changed in 0.5.12: a zero
     # in the first field falls through to the second, a zero in the second stays zero.
-    new = _integer(body, "max_completion_tokens", route)
-    old = _integer(body, "max_tokens", route)
+    new, old = body.get("max_completion_tokens"), body.get("max_tokens")
     cap = (new or old) if traits.max_completion_tokens_wins else (old or new)
-    input_ids = body.get("input_ids")
-    if isinstance(input_ids, list):
-        return [tokenizer.from_ids(input_ids)], cap, False
     tools = None if body.get("tool_choice") == "none" else body.get("tools")
-    return [tokenizer.render(messages, tools)], cap, False
+    ids = body.get("input_ids")
+    if ids is not None and not ids:
+        raise Invalid("input_ids cannot be empty.")
+    sampling.vocabulary(ids or ())
+    prompt = tokenizer.from_ids(ids) if ids else tokenizer.render(messages, tools)
+    return Wanted([prompt], cap, body, least=body.get("min_tokens") or 0)
 
 
-def _prompts(value: object) -> tuple[list[bytes], bool]:
+def _parts(content: object) -> list[dict[str, Any]]:
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+
+
+def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """An Anthropic body as the chat SGLang makes of it; a `rid` has no place in it."""
+    if not body["messages"]:
+        raise Invalid("Messages cannot be empty.", kind="invalid_request_error")
+    kept = {key: value for key, value in body.items() if key not in _NOT_ANTHROPICS}
+    return kept | chat_from_messages(body) | {"stream": bool(body.get("stream"))}
+
+
+def _prompts(value: Any) -> tuple[list[bytes], bool]:  # noqa: ANN401 - one of four shapes
     """A string, a list of strings, token ids, or a list of token id lists; and: was it a list?"""
     if isinstance(value, str):
         return [value.encode()], False
-    if isinstance(value, list) and value and isinstance(value[0], int):
+    if value and isinstance(value[0], int):
+        sampling.vocabulary(value)
         return [tokenizer.from_ids(value)], False
-    if isinstance(value, list) and value:
-        return [prompt for item in value for prompt in _prompts(item)[0]], True
-    raise Invalid("The prompt must be a string, a list of strings or token ids.")
+    return [prompt for item in value for prompt in _prompts(item)[0]], True
 
 
-def _completion(body: dict[str, Any]) -> tuple[list[bytes], int | None, bool]:
-    route = "/v1/completions"
-    if "prompt" not in body:
-        raise missing("prompt", body, route)
-    prompts, listed = _prompts(body["prompt"])
-    cap = _integer(body, "max_tokens", route) if "max_tokens" in body else 16
-    return prompts, cap, listed
+def _completion(body: dict[str, Any], traits: Traits, *, images: bool) -> Wanted:  # noqa: ARG001
+    prompt = body["prompt"]
+    if not prompt or any(isinstance(item, str | list) and not item for item in prompt):
+        raise Invalid("Prompt cannot be empty")
+    prompts, listed = _prompts(prompt)
+    return Wanted(prompts, body.get("max_tokens", 16), body, body.get("min_tokens") or 0, listed)
 
 
-def _generate(body: dict[str, Any]) -> tuple[list[bytes], int | None, bool]:
-    value = body.get("input_ids") if body.get("input_ids") is not None else body.get("text")
-    if value is None:
+def _generate(body: dict[str, Any], traits: Traits, *, images: bool) -> Wanted:  # noqa: ARG001
+    text, ids = body.get("text"), body.get("input_ids")
+    if text is None and ids is None:
         raise Invalid("Either text, input_ids or input_embeds should be provided.")
-    prompts, listed = _prompts(value)
-    sampling = body.get("sampling_params")
-    if isinstance(sampling, list):
-        sampling = sampling[0] if sampling else {}
-    sampling = sampling or {}
-    cap = _integer(sampling, "max_new_tokens", "/generate") if "max_new_tokens" in sampling else 128
-    return prompts, cap, listed
+    if ids is not None and not ids:
+        raise Invalid("input_ids cannot be empty.")
+    if text == "" or (isinstance(text, list) and "" in text):
+        raise Invalid("texts cannot be empty and tokenizer must be initialized")
+    prompts, listed = _prompts(text if ids is None else ids)
+    params = body.get("sampling_params")
+    if isinstance(params, list):
+        if not listed:
+            raise Broken
+        params = params[0] if params else {}
+    fields = {**(params or {})}
+    sampling.known(fields)
+    if (adapter := body.get("lora_path")) is not None:
+        fields["lora_path"] = adapter
+    cap = fields.get("max_new_tokens", 128)
+    return Wanted(prompts, cap, fields, fields.get("min_new_tokens") or 0, listed)
 
 
-def _check_length(prompt: int, cap: int | None, traits: Traits, context: int) -> None:
+def _check_length(prompt: int, cap: float | None, traits: Traits, context: int) -> None:
     if prompt >= context:
         message = (
             f"The input ({prompt} tokens) is longer than the model's context length "
@@ -226,3 +235,18 @@ def _check_length(prompt: int, cap: int | None, traits: Traits, context: int) ->
             "the input messages or the completion to fit within the limit."
         )
         raise Invalid(message, length=True)
+
+
+_SHAPES: dict[Dialect, tuple[type[shapes.Shape], str]] = {
+    Dialect.CHAT: (shapes.Chat, "/v1/chat/completions"),
+    Dialect.COMPLETION: (shapes.Completion, "/v1/completions"),
+    Dialect.GENERATE: (shapes.Generate, "/generate"),
+    Dialect.MESSAGES: (shapes.Messages, "/v1/messages"),
+}
+
+_READERS = {
+    Dialect.CHAT: _chat,
+    Dialect.COMPLETION: _completion,
+    Dialect.GENERATE: _generate,
+    Dialect.MESSAGES: _chat,
+}

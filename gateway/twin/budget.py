@@ -42,9 +42,12 @@ class NewTokenRatio:
         self.now = self.initial
         self._decay = (self.initial - self.least) / DECAY_STEPS
 
-    def decay(self) -> None:
-        """One decode step without a retraction."""
-        self.now = max(self.now - self._decay, self.least)
+    def decay(self, steps: int = 1) -> None:
+        """Decode steps without a retraction."""
+        for _ in range(steps):
+            if self.now == self.least:
+                return
+            self.now = max(self.now - self._decay, self.least)
 
     def reset(self) -> None:
         """The server is idle."""

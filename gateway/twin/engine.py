@@ -7,7 +7,7 @@ The scheduler is a loop: receive, choose a batch, run it, process the result. A 
 step that ends by `now` and returns what happened; `next_wakeup()` says when the current step ends.
 
 An engine made `coarse` takes runs of equal decode steps at once, for simulations of hours: the same
-times and decisions, but one Progress event for many tokens.
+times and decisions, but it tells of first tokens and ends only, and publishes its load when asked.
 
 Each pass prefers prefill: first the next chunk of a long prompt, then waiting requests as far as
 `intake` lets them in. Only when there is nothing to prefill does the batch decode, one token a
@@ -24,6 +24,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from gateway.twin import deaths, intake, snapshots
+from gateway.twin.batch import Batch
 from gateway.twin.budget import NewTokenRatio
 from gateway.twin.jobs import Counters, Died, Ending, Event, Finished, Job, Phase, Progress
 from gateway.twin.limits import Limits
@@ -60,12 +61,12 @@ class Engine:
         self._inbox: deque[Job] = deque()
         self._aborts: list[str] = []
         self._waiting: list[Job] = []
-        self._running: list[Job] = []
+        self._batch = Batch(self.pool.page)
         self._chunked: Job | None = None
         self._jobs: dict[str, Job] = {}
         self._full = False
         self._prefilling: list[Job] = []  # in the step in progress
-        self._decoding: list[Job] = []  # in the step in progress
+        self._decoding = 0  # jobs that decode in the step in progress: all of the batch, or none
         self._pace = Pace()
         self._coarse = coarse
         self._events: list[Event] = []
@@ -75,7 +76,7 @@ class Engine:
     @property
     def running(self) -> int:
         """Sequences that decode or are in prefill."""
-        return len({id(job) for job in (*self._running, *self._prefilling)})
+        return len(self._batch) + len(self._prefilling)
 
     @property
     def waiting(self) -> int:
@@ -88,14 +89,13 @@ class Engine:
         return self.memory.used
 
     @property
-    def in_flight(self) -> int:
-        """Jobs that have not ended."""
-        return len(self._jobs)
-
-    @property
     def idle(self) -> bool:
         """Nothing runs, waits or arrives."""
         return not self._jobs
+
+    def knows(self, rid: str) -> bool:
+        """Whether a job of this id has not ended."""
+        return rid in self._jobs
 
     # ---- what others may do
 
@@ -150,7 +150,7 @@ class Engine:
         self.snapshot = snapshots.take(
             now,
             self.memory,
-            running=self._running,
+            running=len(self._batch),
             waiting=self._waiting,
             counters=self.counters,
             ratio=self.ratio.now,
@@ -181,13 +181,13 @@ class Engine:
     def _begin(self, now: float) -> None:
         """Start the next step, if there is anything to do."""
         self._receive(now)
-        while self._waiting or self._running or self._chunked is not None:
+        while self._waiting or self._batch or self._chunked is not None:
             chosen = intake.plan(
                 self.profile,
                 self.traits,
                 self.memory,
                 waiting=self._waiting,
-                running=self._running,
+                running=self._batch.jobs,
                 chunked=self._chunked,
                 ratio=self.ratio.now,
                 full=self._full,
@@ -196,7 +196,7 @@ class Engine:
             self._chunked, self._full = chosen.chunked, chosen.full
             if chosen.batch:
                 self._run_prefill(chosen.batch, now)
-            elif self._running:
+            elif self._batch:
                 self._run_decode(now)
             else:
                 return  # the head of the queue fits never: 0.5.6 with a cap of the whole pool
@@ -237,16 +237,14 @@ class Engine:
             return
         if job is self._chunked:
             self._chunked = None
-        elif job in self._running:
-            self._running.remove(job)
+        elif job in self._batch:
+            self._batch.leave(job)
         elif job in self._waiting:
             self._waiting.remove(job)
         if job.phase is not Phase.WAITING:
             self.memory.release(job, now)
             self._full = False
         self._end(job, now, Ending.ABORT)
-
-    # ---- steps
 
     def _run_prefill(self, batch: list[tuple[Job, int]], now: float) -> None:
         computed = pairs = context = 0
@@ -271,31 +269,42 @@ class Engine:
         self._prefilling = [job for job, _ in batch]
         self.counters.prefill_steps += 1
         self.counters.prefill_tokens += computed
-        self._occupy(now, computed, pairs)
-        self.gauges = self.publish(now)
+        self.counters.peak(self.used, self.running)
+        seconds = self.profile.speed.step(
+            prefill=len(batch),
+            computed=computed,
+            pairs=pairs,
+            decode=self._decoding,
+            read=self._batch.filled if self._decoding else 0,
+        )
+        self._pace.plan([now + seconds])
+        if not self._coarse:
+            self.gauges = self.publish(now)
 
     def _mix_decode(self, now: float) -> bool:
         """Decode along with a prefill. SGLang checks nothing here: no page means death."""
-        if not self.memory.fits_decode(self._running):
+        if not self.memory.make_room(self._batch.opens()):
             self.kill(now, deaths.DECODE)
             return False
-        return self._decode_all(now) or not self._running
+        return self._decode_all(now) or not self._batch
 
     def _run_decode(self, now: float) -> None:
         if not self._grow_running(now):
             return
         alike = 1
         if self._coarse and (self._full or not self._waiting):
-            alike = steps_alike(self._decoding, self.pool)
-        self._occupy(now, 0, 0, alike)
+            alike = steps_alike(self._batch, self.memory)
+        self.counters.peak(self.used, self.running)
+        batch = self._batch
+        self._pace.plan(self.profile.speed.ends(now, alike, decode=len(batch), read=batch.filled))
 
     def _grow_running(self, now: float) -> bool:
         """One more token of KV for each running job, retracting some if need be. False when that
         leaves none, or kills the scheduler."""
-        if self.memory.fits_decode(self._running):
+        if self.memory.make_room(self._batch.opens()):
             self.ratio.decay()
         elif self.profile.dry_pool_kills:
-            self.kill(now, deaths.dry(self.pool.capacity, len(self._running)))
+            self.kill(now, deaths.dry(self.pool.capacity, len(self._batch)))
             return False
         else:
             self._retract(now)
@@ -303,88 +312,79 @@ class Engine:
 
     def _decode_all(self, now: float) -> bool:
         """Take a token of KV for each running job, which decodes in the step that begins."""
-        for job in self._running:
-            if not self.memory.grow(job, 1):
-                self.kill(now, deaths.LAST_ONE)
-                return False
-        self._decoding = list(self._running)
-        self.counters.peak_used = max(self.counters.peak_used, self.used)
-        return bool(self._decoding)
+        if not self.memory.take(self._batch.opens()):
+            self.kill(now, deaths.LAST_ONE)
+            return False
+        self._batch.begin(1)
+        self._decoding = len(self._batch)
+        self.counters.peak(self.used, 0)
+        return self._decoding > 0
 
     def _retract(self, now: float) -> None:
-        held = {job.rid: job.private for job in self._running}
-        self._running, thrown, given_up = retract(
-            self.memory, self._running, now, abort_last=self.traits.last_request_aborts
+        thrown, given_up = retract(
+            self.memory, self._batch, now, abort_last=self.traits.last_request_aborts
         )
         self._full = False
-        self.ratio.after_retraction(self._running)
+        self.ratio.after_retraction(self._batch.jobs.values())
         if given_up is not None:
             self._end(given_up, now, Ending.ABORT, status=500, message=LAST_REQUEST)
-        for job in thrown:
+        for job, held in thrown:
             job.retractions += 1
             self.counters.retractions += 1
-            self.counters.wasted_tokens += held[job.rid]
+            self.counters.wasted_tokens += held
             self._enqueue(job, now)
-
-    def _occupy(self, now: float, computed: int, pairs: float, steps: int = 1) -> None:
-        """The step in progress, and those like it, end when the roofline says so."""
-        counters = self.counters
-        counters.peak_used = max(counters.peak_used, self.used)
-        counters.peak_running = max(counters.peak_running, self.running)
-        self._pace.plan(
-            now,
-            self.profile.speed.run(
-                steps,
-                prefill=len(self._prefilling),
-                computed=computed,
-                pairs=pairs,
-                decode=len(self._decoding),
-                read=sum(job.filled for job in self._decoding),
-            ),
-        )
 
     # ---- results
 
     def _complete(self, now: float, steps: int) -> None:
+        self._decoded(steps, now)
+        self._decoding = 0
         prefilled, self._prefilling = self._prefilling, []
         for job in prefilled:
             self.memory.share(job)
             if job.filled < job.target:
                 self._full = False  # a chunk leaves the batch, which counts as one that ended
                 continue
-            job.phase = Phase.RUNNING
-            self._running.append(job)
-            self._produce(job, now)
-        self._decoded(steps, now)
-        self._decoding = []
+            if job.speaks:
+                job.own_out += 1
+                self.counters.generated_tokens += 1
+                if job.out < job.length:
+                    self._batch.join(job)
+                    self._events.append(Progress(job, now, job.out))
+                    continue
+            self._finish(job, now)
 
     def _decoded(self, steps: int, now: float) -> None:
         """`steps` decode steps are done; the KV of the first was taken when it began."""
         if not self._decoding:
             return
-        before = self.counters.decode_steps
-        self.counters.decode_steps += steps
-        for _ in range(steps - 1):
-            self.ratio.decay()
+        counters, batch = self.counters, self._batch
+        before = counters.decode_steps
+        counters.decode_steps += steps
+        counters.generated_tokens += steps * len(batch)
         if steps > 1:
-            for job in self._decoding:
-                self.memory.grow(job, steps - 1)
-            self.counters.peak_used = max(self.counters.peak_used, self.used)
-        for job in self._decoding:
-            self._produce(job, now, steps)
-        if snapshots.crossed(before, self.counters.decode_steps, snapshots.GAUGES_EVERY):
+            self.ratio.decay(steps - 1)
+            self.memory.take(batch.opens(steps - 1))
+            batch.begin(steps - 1)
+            counters.peak(self.used, 0)
+        over = batch.end(steps)
+        if self._coarse:
+            for job in over:
+                self._finish(job, now)
+            return
+        for job in list(batch.jobs.values()):
+            if job in over:
+                self._finish(job, now)
+            else:
+                self._events.append(Progress(job, now, job.out))
+        if snapshots.crossed(before, counters.decode_steps, snapshots.GAUGES_EVERY):
             self.gauges = self.publish(now)
-        elif snapshots.crossed(before, self.counters.decode_steps, snapshots.LOADS_EVERY):
+        elif snapshots.crossed(before, counters.decode_steps, snapshots.LOADS_EVERY):
             self.publish(now)
 
-    def _produce(self, job: Job, now: float, tokens: int = 1) -> None:
-        if job.speaks:
-            job.out += tokens
-            self.counters.generated_tokens += tokens
-            if job.out < job.length:
-                self._events.append(Progress(job, now, job.out))
-                return
-        self._running.remove(job)
+    def _finish(self, job: Job, now: float) -> None:
+        if job in self._batch:
+            self._batch.leave(job)
         self.memory.release(job, now)
         self._full = False
         status = None if job.refusal is None else 400

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import uuid
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from aiohttp import web
 
-from gateway.twin import bodies, facts, tokenizer
-from gateway.twin.asks import Ask, Dialect, Invalid, missing, parse, pydantic_message
+from gateway.tokens.anthropic import chat_from_messages
+from gateway.twin import anthropic, bodies, facts, shapes, tokenizer
+from gateway.twin.asks import Ask, Dialect, parse
 from gateway.twin.flow import Flow
 from gateway.twin.process import Life
-from gateway.twin.wire import empty, event_stream, json_answer
+from gateway.twin.refusals import Broken, Fatal, Invalid, pydantic_message
+from gateway.twin.wire import HEADERS, empty, event_stream, json_answer, text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY = 1 << 30  # bytes; SGLang sets no limit of its own
+JSON = "application/json"
+
+# Messages that one body cannot be anything else than, as pydantic and FastAPI put them.
+_NO_OBJECT = "Input should be a valid dictionary or object to extract fields from"
+_MEDIA = "Unsupported Media Type: Only 'application/json' is allowed"
 
 
 def application(server: TwinServer) -> web.Application:
@@ -30,13 +38,23 @@ def application(server: TwinServer) -> web.Application:
     @web.middleware
     async def alive(request: web.Request, handler: Handler) -> web.StreamResponse:
         if server.process.life is not Life.READY:
+            if server.process.life is Life.GONE and request.transport is not None:
+                request.transport.abort()  # it slipped in while the socket was closing
             await asyncio.Event().wait()  # accepted, never answered, until the socket is cut
         try:
             return await handler(request)
         except web.HTTPNotFound:
-            return json_answer({"detail": "Not Found"}, 404)
+            return _elsewhere(app, request) or json_answer({"detail": "Not Found"}, 404)
         except web.HTTPMethodNotAllowed:
             return json_answer({"detail": "Method Not Allowed"}, 405)
+        except Broken as broken:
+            if broken.message is None:
+                return text(str(broken), 500)
+            return json_answer(bodies.openai_error(broken.message, 500, "InternalServerError"), 500)
+        except Fatal as death:
+            server.kill(str(death))
+            await asyncio.Event().wait()  # until the socket is cut
+            raise
 
     app = web.Application(client_max_size=MAX_BODY, middlewares=[alive])
     face = Face(server)
@@ -47,16 +65,22 @@ def application(server: TwinServer) -> web.Application:
     post("/tokenize", face.tokenize)
     post("/v1/tokenize", face.tokenize)
     post("/abort_request", face.abort)
+    if server.traits.has_messages:
+        post("/v1/messages", face.messages)
+        post("/v1/messages/count_tokens", face.count)
     facts.add_routes(app, server)
     return app
 
 
-class BadBody(Exception):
-    """The body is not a JSON object; `answer` is the 400."""
-
-    def __init__(self, answer: web.Response) -> None:
-        super().__init__("the body is not a JSON object")
-        self.answer = answer
+def _elsewhere(app: web.Application, request: web.Request) -> web.Response | None:
+    """Starlette's redirect for a slash too many, or None."""
+    path = request.path.rstrip("/")
+    if path == request.path or not path:
+        return None
+    if not any(each.canonical == path for each in app.router.resources()):
+        return None
+    where = str(request.url.with_path(path).with_query(request.query))
+    return web.Response(status=307, headers={**HEADERS, "location": where})
 
 
 class Face:
@@ -78,26 +102,39 @@ class Face:
         """POST /generate."""
         return await self._answer(request, Dialect.GENERATE)
 
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/messages."""
+        return await self._answer(request, Dialect.MESSAGES)
+
+    async def count(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/messages/count_tokens."""
+        try:
+            body = shapes.fit(shapes.CountTokens, await _read(request), request.path)
+        except Invalid as refusal:
+            return await self._refuse(request, Dialect.MESSAGES, {}, refusal)
+        chat = chat_from_messages(body)
+        rendered = tokenizer.render(chat["messages"], chat.get("tools"))
+        return json_answer({"input_tokens": tokenizer.count(rendered)})
+
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """POST /tokenize: what admission will count."""
+        shape = shapes.Tokenize if self._traits.tokenizes_messages else shapes.OldTokenize
         try:
-            body = await _read(request)
-        except BadBody as bad:
-            return bad.answer
-        messages, prompt = body.get("messages"), body.get("prompt")
-        if isinstance(messages, list) and self._traits.tokenizes_messages:
+            body = shapes.fit(shape, await _read(request), request.path)
+            messages, prompt = body.get("messages"), body.get("prompt")
+            if prompt is None and not messages:
+                raise Invalid("Messages cannot be empty.")  # noqa: TRY301
+        except Invalid as refusal:
+            return await self._refuse(request, Dialect.COMPLETION, {}, refusal)
+        if prompt is None:
             tools = None if body.get("tool_choice") == "none" else body.get("tools")
-            tokens: list[Any] = tokenizer.ids(tokenizer.render(messages, tools))
+            tokens: list[Any] = tokenizer.ids(tokenizer.render(messages or [], tools))
             count: Any = len(tokens)
-        elif prompt is None:
-            return await self._refuse(
-                request, Dialect.COMPLETION, body, missing("prompt", body, request.path)
-            )
         elif isinstance(prompt, list):
-            tokens = [tokenizer.ids(str(item).encode()) for item in prompt]
+            tokens = [tokenizer.ids(item.encode()) for item in prompt]
             count = [len(item) for item in tokens]
         else:
-            tokens = tokenizer.ids(str(prompt).encode())
+            tokens = tokenizer.ids(prompt.encode())
             count = len(tokens)
         limit = self._server.profile.context
         return json_answer({"tokens": tokens, "count": count, "max_model_len": limit})
@@ -105,26 +142,26 @@ class Face:
     async def abort(self, request: web.Request) -> web.StreamResponse:
         """POST /abort_request: by rid prefix, or everything."""
         try:
-            body = await _read(request)
-        except BadBody as bad:
-            return bad.answer
-        rid = str(body.get("rid") or "")
+            body = shapes.fit(shapes.Abort, await _read(request), request.path)
+        except Invalid as refusal:
+            return await self._refuse(request, Dialect.COMPLETION, {}, refusal)
+        rid = body.get("rid") or ""
         if rid or body.get("abort_all") or self._traits.empty_rid_aborts_all:
             self._server.abort("" if body.get("abort_all") else rid)
         return empty()
 
     async def _answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         server = self._server
+        body: dict[str, Any] = {}
         try:
             body = await _read(request)
-        except BadBody as bad:
-            return bad.answer
-        try:
             ask = self._parse(dialect, body)
         except Invalid as refusal:
             if refusal.length and self._traits.leaks_refusals:
                 server.process.leaked += 1
             return await self._refuse(request, dialect, body, refusal)
+        if not ask.sequences:
+            return json_answer([])  # an empty list of texts: an empty list of answers
         started = server.now()
         flow = Flow(request, ask, server.submit(ask), self._traits)
         try:
@@ -137,8 +174,17 @@ class Face:
 
     def _parse(self, dialect: Dialect, body: dict[str, Any]) -> Ask:
         profile = self._server.profile
-        ask = parse(dialect, body, self._traits, model=profile.model, context=profile.context)
-        if any(item.rid in self._server.inboxes for item in ask.sequences):
+        ask = parse(
+            dialect,
+            body,
+            self._traits,
+            model=profile.model,
+            context=profile.context,
+            images=profile.images,
+        )
+        server = self._server
+        # An id is taken until its job has ended, also when its client has left.
+        if any(one.rid in server.inboxes or server.engine.knows(one.rid) for one in ask.sequences):
             message = f"Duplicate request ID detected: {ask.rid}"
             raise Invalid(message)
         return ask
@@ -146,39 +192,85 @@ class Face:
     async def _refuse(
         self, request: web.Request, dialect: Dialect, body: dict[str, Any], refusal: Invalid
     ) -> web.StreamResponse:
-        """A 400; inside a 200 stream for /generate, and in 0.5.6 for every stream."""
+        """A 400; inside a 200 stream for /generate, for what is too long on /v1/messages, and in
+        0.5.6 for every stream."""
         error: dict[str, Any]
         streams = bool(body.get("stream")) and not refusal.pydantic
-        if dialect is Dialect.GENERATE:
+        if dialect is Dialect.MESSAGES:
+            kind = "invalid_request_error" if refusal.pydantic else "BadRequestError"
+            whole = anthropic.error(refusal.kind or kind, refusal.message)
+            if not (streams and refusal.length):
+                return json_answer(whole, 400)
+            events = (
+                anthropic.start(uuid.uuid4().hex, str(body["model"]), 0),
+                anthropic.broken(400, refusal.message),
+                anthropic.stop(),
+            )
+            return await _stream_out(request, b"".join(events))
+        if dialect is Dialect.GENERATE and not refusal.pydantic:
             error = {"message": refusal.message}
             if streams and self._traits.snapshot_loads:  # 0.5.17 added the three fields
                 error |= {"type": "invalid_request_error", "code": 400, "retryable": False}
-            whole: dict[str, Any] = {"error": error}
+            whole = {"error": error}
         else:
             kind = "Bad Request" if refusal.pydantic else "BadRequestError"
-            error = bodies.openai_error(refusal.message, 400, kind)
+            error = bodies.openai_error(refusal.message, 400, refusal.kind or kind)
             whole = error
             streams = streams and not self._traits.headers_with_first_token
         if not streams:
             return json_answer(whole, 400)
-        response = event_stream()
-        await response.prepare(request)
-        await response.write(bodies.event({"error": error}) + bodies.DONE)
-        return response
+        return await _stream_out(request, bodies.event({"error": error}) + bodies.DONE)
+
+
+async def _stream_out(request: web.Request, events: bytes) -> web.StreamResponse:
+    response = event_stream()
+    await response.prepare(request)
+    await response.write(events)
+    return response
 
 
 async def _read(request: web.Request) -> dict[str, Any]:
-    """The JSON body. Raises BadBody with the 400 that SGLang answers."""
-    raw = await request.read()
+    """The JSON body. Raises Invalid as the engine words it, Broken where its handler fails."""
+    raw, route = await request.read(), request.path
+    if not raw:
+        raise shapes.unfit([_error("missing", (), "Field required", None)], route)
+    if request.content_type != JSON or "content-type" not in request.headers:
+        raise _not_json(route, raw)
     try:
-        body = json.loads(raw)
-    except ValueError:
-        body = None
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as problem:
+        if route.startswith("/v1/messages"):
+            message = f"{problem.pos}: JSON decode error"
+            raise Invalid(message, pydantic=True) from None
+        detail = _error("json_invalid", ("body", problem.pos), "JSON decode error", {})
+        raise Invalid(
+            pydantic_message([detail | {"ctx": {"error": problem.msg}}], route), pydantic=True
+        ) from None
     if isinstance(body, dict):
         return body
-    detail = (
-        "{'type': 'json_invalid', 'loc': ('body', 0), 'msg': 'JSON decode error', 'input': {}, "
-        "'ctx': {'error': 'unexpected end of data'}}"
-    )
-    message = pydantic_message(detail, request.path)
-    raise BadBody(json_answer(bodies.openai_error(message, 400, "Bad Request"), 400))
+    if route == "/v1/chat/completions":
+        raise Broken
+    if route == "/generate":
+        raise _no_object(body)
+    raise shapes.unfit([_error("model_attributes_type", (), _NO_OBJECT, body)], route)
+
+
+def _error(kind: str, loc: tuple[Any, ...], message: str, given: object) -> dict[str, Any]:
+    return {"type": kind, "loc": loc, "msg": message, "input": given}
+
+
+def _no_object(given: object) -> Invalid:
+    name = "GenerateReqInput"
+    message = f"Input should be a dictionary or an instance of {name}"
+    detail = _error("dataclass_type", ("body",), message, given) | {"ctx": {"class_name": name}}
+    return Invalid(pydantic_message([detail], "/generate"), pydantic=True)
+
+
+def _not_json(route: str, raw: bytes) -> Invalid:
+    """A body of another media type; /generate takes it for bytes."""
+    if route == "/generate":
+        return _no_object(raw)
+    if route.startswith("/v1/messages"):
+        return Invalid(f"header.content-type: {_MEDIA}", pydantic=True)
+    detail = {"loc": ["header", "content-type"], "msg": _MEDIA, "type": "value_error"}
+    return Invalid(f"1 validation error:\n  {detail} [{detail}]", pydantic=True)

@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 HEALTH_STEP_S = 1.0  # SGLang sleeps a second before it looks for any output
 HEALTH_LIMIT_S = 20.0  # SGLANG_HEALTH_CHECK_TIMEOUT
 _FROZEN_POLL_S = 0.05
+WARM_UP = 2  # prompt tokens a server sends itself before it says it is ready
 
 
 def add_routes(app: web.Application, server: TwinServer) -> None:
     """Add the introspection routes that the server's version has."""
     facts = Facts(server)
     get, post = app.router.add_get, app.router.add_post
-    get("/v1/models", facts.models)
+    get("/", facts.root)
+    get("/v1/models", facts.models, allow_head=False)
+    get("/v1/models/{name}", facts.model)
     get("/model_info", facts.model_info)
     get("/get_model_info", facts.model_info)
     get("/server_info", facts.server_info)
@@ -57,8 +60,28 @@ class Facts:
 
     async def models(self, _request: web.Request) -> web.Response:
         """GET /v1/models. No scheduler trip."""
+        return json_answer({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{name}."""
+        name = request.match_info["name"]
+        if name == self.server.profile.model:
+            return json_answer(self._card())
+        error = {
+            "message": f"The model {name!r} does not exist",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+        return json_answer({"error": error}, 404)
+
+    async def root(self, _request: web.Request) -> web.Response:
+        """GET or HEAD /."""
+        return json_answer("SGLang is running")
+
+    def _card(self) -> dict[str, Any]:
         profile = self.server.profile
-        card = {
+        return {
             "id": profile.model,
             "object": "model",
             "created": int(_wall()),
@@ -67,7 +90,6 @@ class Facts:
             "parent": None,
             "max_model_len": profile.context,
         }
-        return json_answer({"object": "list", "data": [card]})
 
     async def model_info(self, _request: web.Request) -> web.Response:
         """GET /model_info. No scheduler trip."""
@@ -185,10 +207,15 @@ class Facts:
                 "dp_rank": 0,
                 "num_waiting_uncached_tokens": shot.total - shot.used,
                 "num_active_tokens": shot.total,
+                "total_prefill_uncached_tokens": WARM_UP + self._prefilled(),
             }
         else:
             body["num_total_reqs"] = shot.running + shot.waiting
         return body
+
+    def _prefilled(self) -> int:
+        counters = self.server.engine.counters
+        return counters.prompt_tokens - counters.cached_tokens
 
     async def get_load(self, _request: web.Request) -> web.Response:
         """GET /get_load, gone in 0.5.23."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from gateway.twin import bodies, tokenizer
+from gateway.twin import anthropic, bodies, tokenizer
 from gateway.twin.asks import Ask, Dialect
 from gateway.twin.jobs import Finished, Progress
 from gateway.twin.wire import event_stream, json_answer
@@ -50,6 +50,18 @@ class Flow:
         if self._ask.dialect is Dialect.GENERATE:
             answers = [self._generated(end) for _, end in ends]
             return json_answer(answers if self._ask.listed or len(answers) > 1 else answers[0])
+        if self._ask.dialect is Dialect.MESSAGES:
+            ((_, end),) = ends
+            return json_answer(
+                anthropic.whole(
+                    self._ask.rid,
+                    self._ask.model,
+                    text=self._text(end, 0),
+                    ending=end.ending,
+                    prompt=self._ask.prompt_tokens,
+                    out=end.out,
+                )
+            )
         choices = [self._choice(at, end) for at, end in ends]
         out = sum(end.out for _, end in ends)
         return json_answer(bodies.whole(self._traits, self._ask, self._created, choices, out))
@@ -100,6 +112,8 @@ class Flow:
         return tokenizer.count(self._sequences[rid].prompt)
 
     def _failed(self, end: Finished, status: int) -> web.Response:
+        if self._ask.dialect is Dialect.MESSAGES:
+            return json_answer(*anthropic.failed(status, end.message))
         bad = status == bodies.HTTP_BAD
         if bad and self._ask.dialect is Dialect.GENERATE:
             return json_answer({"error": {"message": end.message}}, status)
@@ -116,8 +130,13 @@ class Flow:
 
     def _bytes(self, event: Progress | Finished) -> bytes:
         if isinstance(event, Finished) and event.status is not None and self._is_error(event):
+            if self._ask.dialect is Dialect.MESSAGES:
+                begun = b"" if self.flowing else anthropic.start(self._ask.rid, self._ask.model, 0)
+                return begun + anthropic.broken(event.status, event.message)
             return bodies.stream_error(event.message, event.status)
         match self._ask.dialect:
+            case Dialect.MESSAGES:
+                return self._message_bytes(event)
             case Dialect.CHAT:
                 return self._chat_bytes(event)
             case Dialect.COMPLETION:
@@ -151,11 +170,22 @@ class Flow:
             use = bodies.usage(self._traits, self._prompt(event.rid), event.out)
         return bodies.event(bodies.text_chunk(self._ask, event.rid, self._created, [choice], use))
 
+    def _message_bytes(self, event: Progress | Finished) -> bytes:
+        sent, self._sent[event.rid] = self._sent[event.rid], event.out
+        out = b""
+        if not self.flowing:
+            out += anthropic.start(self._ask.rid, self._ask.model, self._ask.prompt_tokens)
+            out += anthropic.block()
+        return out + (anthropic.delta(self._text(event, sent)) if event.out > sent else b"")
+
     def _ending(self) -> bytes:
         """What follows the last token: finish reasons of a chat, usage when asked for, [DONE]."""
         if self._ask.dialect is Dialect.GENERATE:
             return bodies.DONE
         failed = any(end.status is not None for end in self._ends.values())
+        if self._ask.dialect is Dialect.MESSAGES:
+            (end,) = self._ends.values()
+            return anthropic.stop() if failed else anthropic.end(end.ending, end.out)
         last = next(reversed(self._ends))
         out = b""
         if self._ask.dialect is Dialect.CHAT and not failed:
@@ -172,5 +202,6 @@ class Flow:
         use = bodies.usage(self._traits, prompt, made)
         if self._ask.dialect is Dialect.CHAT:
             return {**bodies.chat_chunk(self._ask, rid, self._created, []), "usage": use}
-        use.pop("prompt_tokens_details")  # absent in completion streams only
+        for absent in ("prompt_tokens_details", "completion_tokens_details"):
+            use.pop(absent, None)  # in completion streams only
         return bodies.text_chunk(self._ask, rid, self._created, [], use)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from gateway.twin.budget import CLIP, Budget, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gateway.twin.jobs import Job
     from gateway.twin.memory import Memory
     from gateway.twin.profiles import Profile
@@ -37,13 +39,15 @@ def plan(
     memory: Memory,
     *,
     waiting: list[Job],
-    running: list[Job],
+    running: Mapping[str, Job],
     chunked: Job | None,
     ratio: float,
     full: bool,
     now: float,
 ) -> Pass:
     """Decide a pass and start its jobs: they leave `waiting` with their cached prefix locked."""
+    if chunked is None and (full or not waiting):
+        return Pass(full=full)
     budget = Budget(
         traits=traits,
         page=profile.page,
@@ -51,7 +55,7 @@ def plan(
         chunk=profile.chunk,
         max_prefill=profile.max_prefill,
     )
-    budget.expect(running, ratio)
+    budget.expect(running.values(), ratio)
     if profile.mixed_chunk:
         budget.mix(len(running))
     outcome = Pass(full=full)

@@ -26,6 +26,14 @@ class Ending(StrEnum):
     ABORT = "abort"
 
 
+class Beat:
+    """The decode steps that jobs take together: counts since it was made."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.ended = 0
+
+
 @dataclass(eq=False, slots=True)
 class Job:
     """One sequence for the scheduler. `blocks` identify the prompt's full cache blocks, in order:
@@ -41,9 +49,6 @@ class Job:
     # What the engine keeps about it:
     phase: Phase = Phase.WAITING
     limit: int = 0  # the cap in force after the engine's silent clip
-    out: int = 0  # tokens generated so far
-    filled: int = 0  # tokens of prompt (and, after a retraction, output) whose KV exists
-    private: int = 0  # pool tokens held outside the radix cache
     shared: int = 0  # tokens of its prefix that lie, locked, in the radix cache
     cached: int = 0  # prompt tokens found in the cache at the first prefill
     retractions: int = 0
@@ -51,6 +56,32 @@ class Job:
     admitted: float = 0.0
     refusal: str | None = None  # a prompt over the pool is scheduled as a dummy, then refused
     aborted: bool = False  # its client is gone, its remaining chunks still run
+    # While it runs, its tokens are counted by its batch, in steps; these are what comes on top.
+    batch: Beat | None = None
+    own_out: int = 0
+    own_filled: int = 0
+
+    @property
+    def out(self) -> int:
+        """Tokens generated so far."""
+        batch = self.batch
+        return self.own_out if batch is None else self.own_out + batch.ended
+
+    @property
+    def filled(self) -> int:
+        """Tokens of prompt (and, after a retraction, output) whose KV exists."""
+        batch = self.batch
+        return self.own_filled if batch is None else self.own_filled + batch.begun
+
+    def step_with(self, batch: Beat) -> None:
+        """From now on each step of `batch` is one of its own."""
+        self.own_out -= batch.ended
+        self.own_filled -= batch.begun
+        self.batch = batch
+
+    def step_alone(self) -> None:
+        """Undo `step_with`; what it has got stays."""
+        self.own_out, self.own_filled, self.batch = self.out, self.filled, None
 
     @property
     def target(self) -> int:
@@ -138,6 +169,11 @@ class Counters:
     peak_waiting: int = 0
     peak_running: int = 0
     peak_activation_bytes: float = 0.0
+
+    def peak(self, used: int, running: int) -> None:
+        """So many pool tokens and requests, now."""
+        self.peak_used = max(self.peak_used, used)
+        self.peak_running = max(self.peak_running, running)
 
     def started(self, job: Job) -> None:
         """`job` begins its prefill; the first time its prompt counts, and what was cached of it."""

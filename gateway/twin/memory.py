@@ -1,7 +1,7 @@
 """A job's KV: where it lies, how it grows, when it is shared and when it is given back.
 
-Each job holds `private` pool tokens (whole pages) and a locked path of cache blocks, `shared`
-tokens; together they cover its `filled` tokens. Sharing a block moves it from the first to the
+Each job holds pool tokens of its own (`private`, whole pages) and a locked path of cache blocks,
+`shared` tokens; together they cover its `filled` tokens. Sharing a block moves it from the first to the
 second without touching the pool, unless an equal block was there already: then the copy is freed.
 """
 
@@ -13,8 +13,6 @@ from gateway.twin.pool import KvPool
 from gateway.twin.radix import Block, RadixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from gateway.twin.jobs import Job
 
 
@@ -43,11 +41,16 @@ class Memory:
     def attach(self, job: Job, path: list[Block]) -> None:
         """Give `job` a path that the caller has locked."""
         self._paths[job.rid] = path
-        job.shared = job.filled = len(path) * self.cache.block
+        job.shared = job.own_filled = len(path) * self.cache.block
+
+    def private(self, job: Job) -> int:
+        """Pool tokens `job` holds outside the radix cache."""
+        return self.pool.pages(job.filled - job.shared)
 
     def shortage(self, job: Job, tokens: int) -> int:
         """Pool tokens `job` lacks to hold `tokens` more."""
-        return self.pool.pages(job.filled + tokens - job.shared) - job.private
+        own = job.filled - job.shared
+        return self.pool.pages(own + tokens) - self.pool.pages(own)
 
     def make_room(self, tokens: int) -> bool:
         """Evict until `tokens` are free; whether they are."""
@@ -56,18 +59,19 @@ class Memory:
         return tokens <= self.pool.free
 
     def grow(self, job: Job, tokens: int) -> bool:
-        """Give `job` KV for `tokens` more; False, and nothing taken, when there is no room."""
-        need = self.shortage(job, tokens)
-        if not self.make_room(need):
+        """Give `job` KV for `tokens` more; False, and nothing taken, when there is no room. It is
+        in no batch."""
+        if not self.take(self.shortage(job, tokens)):
             return False
-        self.pool.take(need)
-        job.private += need
-        job.filled += tokens
+        job.own_filled += tokens
         return True
 
-    def fits_decode(self, jobs: Iterable[Job]) -> bool:
-        """Can each of `jobs` grow by one token? Evicts cached prefixes to make it so."""
-        return self.make_room(sum(self.shortage(job, 1) for job in jobs))
+    def take(self, tokens: int) -> bool:
+        """Take `tokens` of the pool, evicting if need be; False, and nothing taken, without room."""
+        if not self.make_room(tokens):
+            return False
+        self.pool.take(tokens)
+        return True
 
     def share(self, job: Job) -> None:
         """Put the full prompt blocks that `job` has computed into the cache."""
@@ -80,12 +84,12 @@ class Memory:
             node, new = self.cache.adopt(path[-1] if path else None, key)
             path.append(node)
             job.shared += size
-            job.private -= size
             if not new:
                 self.pool.give(size)
 
     def release(self, job: Job, now: float) -> None:
-        """Free what `job` holds. Its shared blocks stay, evictable once nobody uses them."""
-        self.pool.give(job.private)
+        """Free what `job`, in no batch any more, holds. Its shared blocks stay, evictable once
+        nobody uses them."""
+        self.pool.give(self.private(job))
         self.cache.unlock(self._paths.pop(job.rid, []), now)
-        job.private = job.shared = job.filled = 0
+        job.shared = job.own_filled = 0

@@ -40,6 +40,7 @@ class Profile:
     dry_pool_kills: bool = False  # a pool run dry in decode ends the process: see `engine`
     restart_s: float = 45.0  # death to ready
     pools_after_restart: tuple[int, ...] = ()  # taken in turn; empty: `pool` again
+    images: bool = True  # the model sees; one that does not refuses pictures at the door
     lengths: LengthSource = field(default_factory=lambda: talkative(300))
 
     def with_(self, **changes: Any) -> Profile:  # noqa: ANN401 - the fields' own types
@@ -179,6 +180,7 @@ TINY_CPU = Profile(
     ),
     block=4,  # pages of one token there: short shared beginnings count in a pool this small
     restart_s=20.0,  # measured: 17.5 to 26 s from launch to ready
+    images=False,
     lengths=endless,  # random weights hardly ever stop
 )
 

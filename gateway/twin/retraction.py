@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gateway.twin.batch import Batch
     from gateway.twin.jobs import Job
     from gateway.twin.memory import Memory
 
@@ -26,23 +27,29 @@ def order(running: list[Job]) -> list[Job]:
 
 
 def retract(
-    memory: Memory, running: list[Job], now: float, *, abort_last: bool
-) -> tuple[list[Job], list[Job], Job | None]:
-    """Free KV until the rest can decode.
+    memory: Memory, batch: Batch, now: float, *, abort_last: bool
+) -> tuple[list[tuple[Job, int]], Job | None]:
+    """Free KV until the rest of `batch` can decode.
 
-    Returns those that stay, in batch order; those thrown out, in the order they went; and the last
+    Returns those thrown out, in the order they went, with the pool tokens each had; and the last
     one, when even alone it could not grow and `abort_last` says that it is given up.
     """
-    keep = order(running)
-    thrown: list[Job] = []
+    keep = order(list(batch.jobs.values()))
+    thrown: list[tuple[Job, int]] = []
     while len(keep) > 1:
         job = keep.pop()
-        memory.release(job, now)
-        thrown.append(job)
-        if memory.fits_decode(keep):
+        thrown.append((job, _free(job, memory, batch, now)))
+        if memory.make_room(batch.opens()):
             break
     given_up: Job | None = None
-    if abort_last and len(keep) == 1 and not memory.fits_decode(keep):
+    if abort_last and len(keep) == 1 and not memory.make_room(batch.opens()):
         given_up = keep.pop()
-        memory.release(given_up, now)
-    return [job for job in running if job in keep], thrown, given_up
+        _free(given_up, memory, batch, now)
+    return thrown, given_up
+
+
+def _free(job: Job, memory: Memory, batch: Batch, now: float) -> int:
+    batch.leave(job)
+    held = memory.private(job)
+    memory.release(job, now)
+    return held

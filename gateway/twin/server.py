@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gateway.twin.profiles import Profile
 
 ENDLESS = 1 << 30  # tokens a model wants to produce when it may not stop
+TURNS = 3  # of asyncio's loop, from accepting a connection to its being known here
 POLL_S = 4.0  # SGLANG_REQUEST_STATE_WAIT_TIMEOUT: how often a silent request looks for its client
 
 
@@ -158,9 +159,9 @@ class TwinServer:
 
     # ---- faults
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "the scheduler was killed") -> None:
         """SIGKILL of the scheduler: silence, then a reset, then refusal, then a restart."""
-        self.process.kill(self.now())
+        self.process.kill(self.now(), reason)
         self.pump()
 
     def freeze(self) -> None:
@@ -232,6 +233,8 @@ class TwinServer:
 
         if ask.stream and len(ask.sequences) > 1 and not self.traits.aborts_streamed_n:
             return  # the rids were made anew, nobody knows them: it runs to its end
+        if not rid and not self.traits.empty_rid_aborts_all:
+            return  # "" is the beginning of every rid
         if flowing:
             self.abort(rid)
         else:
@@ -271,6 +274,11 @@ class TwinServer:
                     if self._site is not None:
                         await self._site.stop()
                         self._site = None
+                    self._cut()
+                    # asyncio makes a transport some turns of the loop after it has accepted: one
+                    # that was accepted last appears only now.
+                    for _ in range(TURNS):
+                        await asyncio.sleep(0)
                     self._cut()
                     self.inboxes.clear()
                 case Life.READY:

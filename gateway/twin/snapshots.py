@@ -39,7 +39,7 @@ def take(
     now: float,
     memory: Memory,
     *,
-    running: list[Job],
+    running: int,
     waiting: list[Job],
     counters: Counters,
     ratio: float,
@@ -51,7 +51,7 @@ def take(
     return Snapshot(
         at=now,
         capacity=memory.pool.capacity,
-        running=len(running),
+        running=running,
         waiting=len(waiting),
         used=memory.used,
         total=memory.used + sum(job.target for job in waiting),

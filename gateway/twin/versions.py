@@ -29,6 +29,7 @@ class Traits:
     has_loads: bool  # 0.5.12: /v1/loads
     snapshot_loads: bool  # 0.5.17: /v1/loads from shared memory; before, a scheduler round trip
     has_get_load: bool  # gone in 0.5.23
+    has_messages: bool  # 0.5.12: /v1/messages and its count_tokens
     tokenizes_messages: bool  # 0.5.12: /tokenize takes messages
     empty_rid_aborts_all: bool  # until 0.5.12
     leaks_refusals: bool  # 0.5.12: a refusal for length leaks a request, SIGTERM drains for ever
@@ -61,6 +62,7 @@ def traits_of(version: str) -> Traits:
         has_loads=from_12,
         snapshot_loads=from_17,
         has_get_load=not from_23,
+        has_messages=from_12,
         tokenizes_messages=from_12,
         empty_rid_aborts_all=not from_17,
         leaks_refusals=from_12 and not from_17,

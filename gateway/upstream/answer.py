@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 import orjson
 
-Dialect = Literal["chat", "completion", "generate"]
-"""/v1/chat/completions, /v1/completions, SGLang's own /generate."""
+Dialect = Literal["chat", "completion", "generate", "messages", "responses"]
+"""/v1/chat/completions, /v1/completions, SGLang's own /generate, Anthropic's /v1/messages, OpenAI's
+/v1/responses. Routes that generate nothing report their usage as a chat does."""
 
 _STATUS_OF_TYPE = {
     "BAD_REQUEST": 400,
@@ -24,8 +25,14 @@ _STATUS_OF_TYPE = {
     "NOT_FOUND": 404,
     "SERVICE_UNAVAILABLE": 503,
     "overloaded_error": 503,
+    "not_found_error": 404,
+    "rate_limit_error": 429,
 }
 _UNAVAILABLE = 503
+
+_MESSAGE_EVENTS = frozenset({"message_start", "message_delta", "message"})
+_OVER = frozenset({"completed", "incomplete", "failed"})
+_RESPONSE_ENDS = frozenset(f"response.{end}" for end in _OVER)
 
 
 @dataclass(slots=True)
@@ -56,11 +63,21 @@ class Facts:
     def _absorb_one(
         self, dialect: Dialect, item: dict[str, Any], position: int, *, streamed: bool
     ) -> None:
-        if ("error" in item or dialect == "generate") and (error := error_in(item)) is not None:
+        failing = "error" in item or dialect in {"generate", "responses"}
+        if failing and (error := error_in(item)) is not None:
             self.error = error
-        if dialect == "generate":
-            self._absorb_generated(item, position)
-            return
+        match dialect:
+            case "generate":
+                self._absorb_generated(item, position)
+                return
+            case "messages":
+                self._absorb_message(item)
+                return
+            case "responses":
+                self._absorb_response(item)
+                return
+            case "chat" | "completion":
+                pass
         choices, usage = item.get("choices"), item.get("usage")
         if isinstance(choices, list):
             self._absorb_choices(choices, streamed=streamed)
@@ -88,6 +105,57 @@ class Facts:
         if isinstance(details, dict):
             self.cached_tokens = _count(details.get("cached_tokens"))
         self.tokens = max(self.tokens, completion or 0)
+
+    def _absorb_message(self, item: dict[str, Any]) -> None:
+        """An event of Anthropic's stream, or its whole message."""
+        kind = type_of(item)
+        if kind == "content_block_delta" or (
+            kind == "content_block_start" and _named(item.get("content_block"), "tool_use")
+        ):
+            self.tokens += not _named(item.get("delta"), "signature_delta")
+            return
+        message = item.get("message") if kind == "message_start" else item
+        if not isinstance(message, dict) or kind not in _MESSAGE_EVENTS:
+            return
+        told = message.get("delta") if kind == "message_delta" else message
+        if isinstance(told, dict) and isinstance(told.get("stop_reason"), str):
+            self.finish_reasons[0] = told["stop_reason"]
+        if isinstance(usage := message.get("usage"), dict):
+            self._absorb_parts(usage)
+
+    def _absorb_parts(self, usage: dict[str, Any]) -> None:
+        """Anthropic's usage: what came from the cache is not part of `input_tokens` (since 0.5.17)."""
+        fresh = _count(usage.get("input_tokens"))
+        cached = _count(usage.get("cache_read_input_tokens"))
+        written = _count(usage.get("cache_creation_input_tokens")) or 0
+        if fresh is not None and (prompt := fresh + (cached or 0) + written):
+            self.prompt_tokens, self.cached_tokens = prompt, cached
+        if made := _count(usage.get("output_tokens")):
+            self.completion_tokens = made
+            self.tokens = max(self.tokens, made)
+
+    def _absorb_response(self, item: dict[str, Any]) -> None:
+        """An event of a responses stream, or the whole response."""
+        kind = type_of(item)
+        if kind.endswith(".delta"):
+            self.tokens += 1
+            return
+        response = item.get("response") if kind in _RESPONSE_ENDS else item
+        if not isinstance(response, dict) or not (response is not item or "type" not in item):
+            return
+        if isinstance(status := response.get("status"), str) and status in _OVER:
+            self.finish_reasons[0] = status
+        usage = response.get("usage")
+        if isinstance(usage, dict):
+            self._absorb_usage(
+                {
+                    "prompt_tokens": usage.get("input_tokens", usage.get("prompt_tokens")),
+                    "completion_tokens": usage.get("output_tokens", usage.get("completion_tokens")),
+                    "prompt_tokens_details": usage.get(
+                        "input_tokens_details", usage.get("prompt_tokens_details")
+                    ),
+                }
+            )
 
     def _absorb_generated(self, item: dict[str, Any], position: int) -> None:
         meta = item.get("meta_info")
@@ -123,6 +191,12 @@ def reply_facts(dialect: Dialect, body: bytes) -> Facts:
     return facts
 
 
+def type_of(item: object) -> str:
+    """The type of an event; empty where it has none, or one that is no text."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
 def error_in(item: dict[str, Any]) -> dict[str, Any] | None:
     """The error an event or reply carries: its `error`, or the abort /generate ends with."""
     error = item.get("error")
@@ -130,6 +204,13 @@ def error_in(item: dict[str, Any]) -> dict[str, Any] | None:
         return error
     if isinstance(error, str):
         return {"message": error}
+    if item.get("type") == "error" and "message" in item:  # OpenAI's responses
+        return {"message": item["message"], "code": item.get("code"), "type": "server_error"}
+    if item.get("type") == "response.failed":
+        response = item.get("response")
+        told = response.get("error") if isinstance(response, dict) else None
+        said = told if isinstance(told, dict) else {"message": "The server failed."}
+        return {**said, "type": "server_error"}
     meta = item.get("meta_info")
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
     # An abort without a status is a cancellation that was asked for.
@@ -176,6 +257,10 @@ def _bears_content(choice: dict[str, Any]) -> bool:
             delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls")
         )
     return bool(choice.get("text"))
+
+
+def _named(value: object, kind: str) -> bool:
+    return isinstance(value, dict) and value.get("type") == kind
 
 
 def _count(value: object) -> int | None:

@@ -82,11 +82,22 @@ _WRONG = {
 
 async def ask(client: Asker, target: str, headers: Headers, *, timeout_s: float) -> object:
     """The JSON at `target`, all within `timeout_s`. Raises AskError, and nothing else."""
+    body = await read(client, target, headers, timeout_s=timeout_s, limit=ANSWER_LIMIT)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise AskError(Wrong.GARBLED, "The engine's answer is not JSON.") from error
+
+
+async def read(
+    client: Asker, target: str, headers: Headers, *, timeout_s: float, limit: int
+) -> bytes:
+    """The bytes at `target`, at most `limit`, all within `timeout_s`. Raises AskError only."""
     try:
         async with asyncio.timeout(timeout_s):
             answer = await client.request("GET", target, headers)
             try:
-                body = await answer.read_all(ANSWER_LIMIT)
+                body = await answer.read_all(limit)
             finally:
                 answer.close()
     except TimeoutError as error:
@@ -96,10 +107,7 @@ async def ask(client: Asker, target: str, headers: Headers, *, timeout_s: float)
     if answer.status != HTTPStatus.OK:
         message = f"The engine answered with status {answer.status}."
         raise AskError(Wrong.STATUS, message, answer.status)
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise AskError(Wrong.GARBLED, "The engine's answer is not JSON.") from error
+    return body
 
 
 def bearer(api_key: str | None) -> Headers:

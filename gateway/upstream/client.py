@@ -22,17 +22,13 @@ from urllib.parse import urlsplit
 
 from gateway.upstream.connection import Connection
 from gateway.upstream.errors import Failure, UpstreamError
-from gateway.upstream.headers import request_head, strip_hop_by_hop
+from gateway.upstream.headers import request_head
+from gateway.upstream.reply import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gateway.upstream.exchange import Exchange
-
-_RACE_S = 1.0
-"""How long after the write a failure may still be the keep-alive race. The engine's FIN was on
-its way when we wrote, so the reset is back within a round trip. A connection that breaks later
-broke under the request (a crash, mostly), and to send that again would crash the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,121 +40,6 @@ class ClientStats:
     created: int
     reused: int
     retries: int
-
-
-class Reply:
-    """An answer on its way. Wait for its `head`, then read it to the end or `close` it.
-
-    A wait that is cancelled leaves the exchange as it was, so that whoever stops waiting for an
-    answer can still see its end.
-    """
-
-    __slots__ = ("_client", "_exchange", "_first_byte_s", "_idle_s", "_resend", "_sent_at")
-
-    def __init__(
-        self,
-        client: Client,
-        exchange: Exchange,
-        *,
-        sent_at: float,
-        first_byte_s: float | None,
-        idle_s: float | None,
-        resend: tuple[bytes, bytes, bool] | None,
-    ) -> None:
-        """`resend` is the request, where its connection had been used before."""
-        self._client = client
-        self._exchange = exchange
-        self._sent_at = sent_at
-        self._first_byte_s = first_byte_s
-        self._idle_s = idle_s
-        self._resend = resend
-
-    def __repr__(self) -> str:
-        return f"<Reply {self.status} ended={self.ended}>"
-
-    @property
-    def status(self) -> int:
-        """The HTTP status; 0 before the head has come."""
-        return self._exchange.status
-
-    @property
-    def reason(self) -> str:
-        """The reason phrase."""
-        return self._exchange.reason.decode("ascii", "replace")
-
-    @property
-    def headers(self) -> list[tuple[str, str]]:
-        """The end-to-end headers."""
-        return strip_hop_by_hop(self._exchange.headers)
-
-    async def head(self) -> None:
-        """Wait until status and headers are there.
-
-        Raises:
-            UpstreamError: RESET, TRUNCATED, FIRST_BYTE_TIMEOUT or PROTOCOL; CONNECT where a kept
-                connection was found closed and no new one could be made.
-        """
-        try:
-            await self._exchange.head(self._first_byte_s)
-        except UpstreamError as error:
-            resend, self._resend = self._resend, None
-            raced = not error.answered and error.kind is Failure.RESET
-            late = asyncio.get_running_loop().time() - self._sent_at > _RACE_S
-            if resend is None or not raced or late or self._client.closed:
-                raise
-            self._exchange = await self._client.again(*resend)
-            await self._exchange.head(self._first_byte_s)
-
-    def forget(self) -> None:
-        """Nobody wants the answer any more: never send the request a second time for it."""
-        self._resend = None
-
-    @property
-    def ended(self) -> bool:
-        """The whole body has arrived and the connection is free; some may still be unread."""
-        return self._exchange.ended
-
-    @property
-    def unread(self) -> int:
-        """Body bytes that have arrived and not been read."""
-        return self._exchange.unread
-
-    async def read(self) -> bytes:
-        """The body bytes that have come since the last read, without chunk framing.
-
-        Waits until there are any; `b""` is the end.
-
-        Raises:
-            UpstreamError: TRUNCATED, RESET, IDLE_TIMEOUT or PROTOCOL, after all bytes that
-                came before the failure have been read.
-        """
-        return await self._exchange.read(self._idle_s)
-
-    def read_nowait(self) -> bytes | None:
-        """Like `read`, but None where it would have to wait."""
-        return self._exchange.read_nowait()
-
-    async def read_all(self, limit: int) -> bytes:
-        """The rest of the body, of at most `limit` bytes.
-
-        Raises:
-            UpstreamError: as `read`; TOO_LARGE over the limit, and the connection is dropped.
-        """
-        parts: list[bytes] = []
-        size = 0
-        while data := await self.read():
-            size += len(data)
-            if size > limit:
-                self.close()
-                message = f"The engine's answer is larger than the limit of {limit} bytes."
-                raise UpstreamError(Failure.TOO_LARGE, message, sent=True, answered=True)
-            parts.append(data)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
-        """Drop the connection now, unless the body has ended. Idempotent; never blocks."""
-        self._resend = None  # a connection dropped on purpose has not lost a race
-        self._exchange.close()
 
 
 class Client:
@@ -218,11 +99,15 @@ class Client:
         *,
         first_byte_timeout_s: float | None = None,
         idle_timeout_s: float | None = None,
+        on_write: Callable[[], None] | None = None,
+        anew: Callable[[], bytes] | None = None,
     ) -> Reply:
         """Send a request and return its reply at once; `Reply.head` waits for the answer.
 
         `first_byte_timeout_s` runs from there to the complete head, `idle_timeout_s` between two
-        reads of the body.
+        reads of the body. `on_write` is called when a connection is there, in the very step in
+        which the first byte is written (each time, should it be sent once more); what it raises
+        passes, nothing is written then. `anew` makes the body of a second try, of the same length.
 
         Raises:
             UpstreamError: CONNECT; nothing has been sent then.
@@ -236,20 +121,29 @@ class Client:
             connection = await self._connect(sent=False)
         else:
             self._reused += 1
+        self._about_to_write(connection, on_write)
         return Reply(
             self,
             connection.start(head, body, without_body=without_body),
             sent_at=connection.sent_at,
             first_byte_s=first_byte_timeout_s,
             idle_s=idle_timeout_s,
-            resend=(head, body, without_body) if kept else None,
+            resend=(head, anew or (lambda: body), without_body) if kept else None,
+            on_write=on_write,
         )
 
-    async def again(self, head: bytes, body: bytes, without_body: bool) -> Exchange:  # noqa: FBT001
+    async def again(
+        self,
+        head: bytes,
+        body: Callable[[], bytes],
+        without_body: bool,  # noqa: FBT001
+        on_write: Callable[[], None] | None,
+    ) -> Exchange:
         """For `Reply`: the same request once more, on a connection of its own."""
         self._retries += 1
         connection = await self._connect(sent=True)
-        return connection.start(head, body, without_body=without_body)
+        self._about_to_write(connection, on_write)
+        return connection.start(head, body(), without_body=without_body)
 
     async def request(
         self,
@@ -322,6 +216,15 @@ class Client:
             message = "The engine closed the connection as soon as it was made."
             raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False)
         return connection
+
+    def _about_to_write(self, connection: Connection, on_write: Callable[[], None] | None) -> None:
+        if on_write is None:
+            return
+        try:
+            on_write()
+        except BaseException:
+            self.reusable(connection)  # nothing was written to it
+            raise
 
     def _forget(self, connection: Connection) -> None:
         connection.close()

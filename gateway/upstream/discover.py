@@ -13,10 +13,11 @@ import asyncio
 from typing import Literal, NoReturn
 
 from gateway.tasks import spawn
-from gateway.upstream.ask import Asker, AskError, Headers, Wrong, ask, bearer
+from gateway.upstream.ask import Asker, AskError, Headers, Wrong, ask, bearer, read
 from gateway.upstream.facts import NotSGLangError, ServerFacts, Version, parse_server
 from gateway.upstream.fields import as_dict
 from gateway.upstream.loads import LoadsFacts, parse_loads
+from gateway.upstream.scrape import RankSignals, parse_metrics
 
 Kind = Literal["unreachable", "starting", "hung", "not_sglang", "unauthorized"]
 
@@ -25,6 +26,9 @@ V1_LOADS_SINCE: Version = (0, 5, 12)
 
 SNAPSHOT_SINCE: Version = (0, 5, 17)
 """From here /v1/loads reads shared memory; before, it asks the scheduler."""
+
+METRICS_LIMIT = 4 << 20
+"""Bytes. /metrics of a small server is 150 kB (0.5.23); each rank and each priority adds to it."""
 
 
 class DiscoveryError(Exception):
@@ -74,6 +78,27 @@ async def loads(
             return None
         raise
     return parse_loads(body)
+
+
+async def metrics(
+    client: Asker, version: Version | None, *, api_key: str | None, timeout_s: float
+) -> dict[int, RankSignals]:
+    """What the server's metrics say of each rank. Raises AskError. No trip to the scheduler."""
+    headers = bearer(api_key)
+    body = await read(client, "/metrics", headers, timeout_s=timeout_s, limit=METRICS_LIMIT)
+    return parse_metrics(body, version)
+
+
+async def generates(client: Asker, *, api_key: str | None, timeout_s: float) -> bool:
+    """Whether the server made a token for /health in time (by default that is what it does).
+
+    Only a yes means something: behind one long prefill a healthy server says no (0.5.6-0.5.23).
+    """
+    try:
+        await ask(client, "/health", bearer(api_key), timeout_s=timeout_s)
+    except AskError as error:
+        return error.wrong is Wrong.GARBLED  # a 200 with an empty body is no JSON
+    return True
 
 
 async def _outcome(

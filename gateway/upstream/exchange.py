@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.upstream.errors import Failure, UpstreamError
-
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from gateway.upstream.connection import Connection
+    from gateway.upstream.errors import Failure, UpstreamError
 
 
 class Exchange:
@@ -26,6 +26,9 @@ class Exchange:
         "_chunks",
         "_connection",
         "_error",
+        "_idle_s",
+        "_sink",
+        "_sink_error",
         "_waiter",
         "ended",
         "head_done",
@@ -48,6 +51,9 @@ class Exchange:
         self._chunks: list[bytes] = []
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
+        self._sink_error: Exception | None = None
+        self._idle_s: float | None = None
 
     # ---- what the connection does -----------------------------------------------------------
 
@@ -57,9 +63,30 @@ class Exchange:
         self.unread += len(data)
 
     def wake(self) -> None:
-        """Let the waiting reader look again."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        """Let the waiting reader look again, or its sink have what came."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._sink is not None and self._chunks and self._goes_on(self._sink):
+            return
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def _goes_on(self, sink: Callable[[bytes], bool]) -> bool:
+        """Hand over what came; whether nobody need be woken for it."""
+        try:
+            takes_more = sink(self.read_nowait() or b"")
+        except Exception as error:  # noqa: BLE001  # it is the reader's, not the connection's
+            self._sink_error = error
+            return False
+        if not takes_more:
+            self._sink = None
+            return False
+        if self.ended or self._connection is None:
+            return False
+        if self._idle_s is not None:
+            self._connection.watch(self._idle_s)
+        return True
 
     def end(self) -> None:
         """The body is whole; the connection is no longer ours."""
@@ -111,10 +138,36 @@ class Exchange:
             raise self._error
         return b"" if self.ended else None
 
-    def close(self) -> None:
+    async def pour(self, sink: Callable[[bytes], bool], timeout_s: float | None) -> bool:
+        """Give the body bytes to `sink` in the very step in which they come, without a task's turn.
+
+        True at the end of the body; False as soon as `sink` returned False: it takes no more now.
+
+        Raises:
+            UpstreamError: as `read`.
+            Exception: whatever `sink` raised.
+        """
+        while (data := self.read_nowait()) != b"":
+            if data is not None:
+                if not sink(data):
+                    return False
+                continue
+            self._sink, self._idle_s = sink, timeout_s
+            try:
+                await self._wait(timeout_s)
+                stopped, error = self._sink is None, self._sink_error
+            finally:
+                self._sink = self._sink_error = None
+            if error is not None:
+                raise error
+            if stopped:
+                return False
+        return True
+
+    def close(self, why: str, kind: Failure) -> None:
         """Drop the connection, unless the exchange has ended and it is someone else's by now."""
         if self._connection is not None:
-            self._connection.fail(Failure.RESET, "The exchange was closed on this side.")
+            self._connection.fail(kind, why)
 
     async def _wait(self, timeout_s: float | None) -> None:
         connection = self._connection

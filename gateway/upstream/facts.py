@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.upstream.fields import as_dict, as_flag, as_int, as_list, as_text
+from gateway.upstream.fields import as_dict, as_flag, as_int, as_list, as_positive, as_text
 
 if TYPE_CHECKING:
     from gateway.upstream.fields import JsonDict
@@ -51,6 +51,8 @@ class ServerFacts:
     models: tuple[str, ...]  # names clients may ask for
     model_path: str
     tokenizer_path: str
+    model_type: str  # of its config.json; empty before 0.5.12, which does not say
+    chat_template: str  # its --chat-template; empty: the model's own
     context: int  # prompt + output of one sequence
     pool_tokens: int  # KV pool of each rank (max_total_num_tokens)
     max_input: int  # longest prompt the engine takes (max_req_input_len)
@@ -60,6 +62,7 @@ class ServerFacts:
     chunk: int | None  # prompt tokens per prefill step; None: whole prompts
     max_prefill: int  # prompt tokens per prefill batch
     speculative_reserve: int  # KV tokens speculative decoding looks ahead, per sequence
+    conservativeness: float  # schedule_conservativeness; 1.0 where it is not said
     max_queued: int | None  # the engine's own queue; None: unbounded
     metrics_enabled: bool
     radix_disabled: bool
@@ -68,6 +71,8 @@ class ServerFacts:
     schedule_policy: str
     started_key: str  # differs between two starts of the server, see `_started_key`
     warnings: tuple[str, ...]  # what an operator should know, in plain words
+    calls_tools: bool = False  # it was started with a parser for calls of tools
+    thinks_apart: bool = False  # with one that tells thoughts from the answer
 
 
 def parse_server(info: object, models: object = None, model_info: object = None) -> ServerFacts:
@@ -95,6 +100,8 @@ def parse_server(info: object, models: object = None, model_info: object = None)
         models=names,
         model_path=model_path,
         tokenizer_path=tokenizer or model_path,
+        model_type=as_text(model.get("model_type")),
+        chat_template=as_text(args.get("chat_template")),
         context=context,
         pool_tokens=pool,
         max_input=max_input or max(min(context, pool) - 1 - MAX_REQ_LEN_ABOVE_INPUT, 1),
@@ -104,6 +111,7 @@ def parse_server(info: object, models: object = None, model_info: object = None)
         chunk=chunk,
         max_prefill=as_int(args.get("max_prefill_tokens"), at_least=1) or 16384,  # SGLang's default
         speculative_reserve=_speculative_reserve(args, version),
+        conservativeness=as_positive(args.get("schedule_conservativeness")) or 1.0,
         max_queued=as_int(args.get("max_queued_requests"), at_least=0),
         metrics_enabled=as_flag(args.get("enable_metrics"), default=False),
         radix_disabled=as_flag(args.get("disable_radix_cache"), default=False),
@@ -112,6 +120,8 @@ def parse_server(info: object, models: object = None, model_info: object = None)
         schedule_policy=as_text(args.get("schedule_policy")) or "fcfs",
         started_key=_started_key(args, pool, version_text),
         warnings=tuple(_warnings(args, model, version, context_known=bool(names), chunk=chunk)),
+        calls_tools=bool(as_text(args.get("tool_call_parser"))),
+        thinks_apart=bool(as_text(args.get("reasoning_parser"))),
     )
 
 

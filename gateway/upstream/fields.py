@@ -56,3 +56,10 @@ def as_seconds(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return None
+
+
+def as_positive(value: object) -> float | None:
+    """A number above zero; None for anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if math.isfinite(value) and value > 0 else None

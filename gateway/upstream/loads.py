@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.upstream.fields import as_dict, as_int, as_list, as_seconds
+from gateway.upstream.fields import as_dict, as_int, as_list, as_positive, as_seconds
 
 if TYPE_CHECKING:
     from gateway.upstream.fields import JsonDict
@@ -30,6 +30,9 @@ class RankLoad:
     pool_tokens: int | None  # None: not said (/get_load)
     prefilled: int | None  # prompt tokens prefilled since the start (>= 0.5.17): only grows
     age_s: float | None  # by the server's own clock; None: not a snapshot, or not said
+    throughput: float | None = (
+        None  # tokens generated a second, of the whole batch, where it generates
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class LoadsFacts:
         return sum(rank.used for rank in self.ranks)
 
     @property
+    def freshest_s(self) -> float | None:
+        """Age of the newest snapshot, seconds. An idle rank publishes none while others work."""
+        return min((r.age_s for r in self.ranks if r.age_s is not None), default=None)
+
+    @property
     def age_s(self) -> float | None:
         """Age of the oldest snapshot, seconds."""
         return max((r.age_s for r in self.ranks if r.age_s is not None), default=None)
@@ -69,6 +77,16 @@ def parse_loads(body: object) -> LoadsFacts | None:
         ranks = [_load(as_dict(row), index, now) for index, row in enumerate(rows)]
     known = [rank for rank in ranks if rank is not None]
     return LoadsFacts(tuple(sorted(known, key=lambda rank: rank.rank))) if known else None
+
+
+def another_process(before: LoadsFacts, after: LoadsFacts) -> str:
+    """The sign that these loads are not from the process of those; empty without one."""
+    for old, new in zip(before.ranks, after.ranks, strict=False):
+        if new.pool_tokens != old.pool_tokens:
+            return f"its KV pool changed from {old.pool_tokens} to {new.pool_tokens} tokens"
+        if (new.prefilled or 0) < (old.prefilled or 0):
+            return "its count of prefilled tokens began anew: it has been restarted"
+    return ""
 
 
 def _load(row: JsonDict, index: int, now: float | None) -> RankLoad | None:
@@ -88,6 +106,7 @@ def _load(row: JsonDict, index: int, now: float | None) -> RankLoad | None:
         pool_tokens=as_int(row.get("max_total_num_tokens"), at_least=1),
         prefilled=as_int(row.get("total_prefill_uncached_tokens"), at_least=0),
         age_s=None if taken is None or now is None else max(now - taken, 0.0),
+        throughput=as_positive(row.get("gen_throughput")),
     )
 
 

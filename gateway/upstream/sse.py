@@ -5,8 +5,8 @@ forward: the same bytes at once, less the one usage event the client did not ask
 rarely end inside an event; where one does, the part is kept (and forwarded), so that facts do
 not depend on how the network cut the stream.
 
-Cost: chat and completion events are small, and orjson parses one in the time of three substring
-searches, so all are parsed. /generate events are not small, see there. Where bytes are searched
+Cost: an event of a chat or completion that differs from the one before it in its text alone is not
+parsed, see `_only_text`; the others are. /generate events are not small, see there. Where bytes are searched
 for a key, generated text cannot fool the search: inside a JSON string a quote is escaped, so
 `"index":` with both quotes bare is always a key.
 
@@ -22,10 +22,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import orjson
 
-from gateway.upstream.answer import Dialect, Facts, error_in, error_status, is_backpressure
+from gateway.upstream.answer import (
+    Dialect,
+    Facts,
+    error_in,
+    error_status,
+    is_backpressure,
+    type_of,
+)
 
 EVENT_CAP = 64 * 1024
 """Bytes of one event. A chat event is 0.3 KiB; /generate repeats the whole text in each and
@@ -41,13 +49,32 @@ _BOUNDARY = re.compile(rb"\n\r?\n")
 _SOME_CHOICE = re.compile(rb'"choices": ?\[\s*[^\s\]]')
 _GENERATED = re.compile(rb'.*"completion_tokens": ?(\d{1,18})', re.DOTALL)
 _INDEX = re.compile(rb'.*"index": ?(\d{1,18})', re.DOTALL)
+_PREAMBLE = frozenset(
+    {"message_start", "ping", "response.created", "response.queued", "response.in_progress"}
+)
+"""What comes before it is known whether there is an answer: SGLang begins every stream of messages
+and responses with these, also one that it then refuses."""
+_LAST = frozenset({"message_stop", "response.completed", "response.incomplete"})
+_LAST_SEEN = re.compile(rb'"type": ?"response\.(?:completed|incomplete)"')
+_MADE = re.compile(rb'.*"(?:output|completion)_tokens": ?(\d{1,18})', re.DOTALL)
 _DIGITS = re.compile(rb"\d{1,18}")
+_IN_STRING = re.compile(
+    rb'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+'
+)
+"""What stands between the quotes of a JSON string (RFC 8259 §7), halves of surrogate pairs left out."""
+_TEXTS = {"chat": ("content", "reasoning_content"), "completion": ("text",)}
+
+
+_TYPED = frozenset({"messages", "responses"})
+"""Dialects whose events have a type, and whose last one is told by it."""
 
 
 class SseTap(Facts):
     """The facts of one stream as it passes. Pure: bytes in, bytes out."""
 
     __slots__ = (
+        "_after",
+        "_before",
         "_dialect",
         "_forwarded",
         "_pending",
@@ -65,15 +92,18 @@ class SseTap(Facts):
         self.events = 0  # events with data, [DONE] not counted
         self.done = False  # the [DONE] mark was seen
         self._dialect: Dialect = dialect
-        self._strip = strip_usage and dialect != "generate"
+        self._strip = strip_usage and dialect in {"chat", "completion"}
         self._pending = bytearray()  # the event that is not whole yet
         self._scanned = 0  # bytes of it known to hold no boundary
         self._forwarded = 0  # bytes of it already passed on
         self._skipping = False  # inside an event over the cap
         self._tail = b""  # the last bytes of that event
+        self._before = self._after = b""  # of the text in events that hold nothing else of interest
 
     def feed(self, data: bytes) -> bytes:
         """Look at the next bytes; returns what to forward now."""
+        if self._before and not self._pending and not self._skipping and self._only_text(data):
+            return data
         if (
             data.endswith(b"}\n\n")
             and not self._pending
@@ -99,6 +129,54 @@ class SseTap(Facts):
             held = b""
         return held if self._strip else b""
 
+    def _only_text(self, data: bytes) -> bool:
+        """Count whole events that differ in their text alone from one that was parsed and told nothing
+        else: no end, no usage, no error. Nearly all are like that; where one is not, none is counted.
+
+        A bare quote ends a string, so bytes with quotes, found whole, are never part of a text.
+        """
+        *events, rest = data.split(self._after)
+        if rest or not events:
+            return False
+        before = self._before
+        least = len(before)
+        for event in events:
+            if (
+                len(event) <= least
+                or not event.startswith(before)
+                or _IN_STRING.fullmatch(event, least) is None
+                or not (event.isascii() or _is_utf8(event))
+            ):
+                return False
+        self.events += len(events)
+        self.tokens += len(events)
+        return True
+
+    def _remember(self, event: bytes, document: dict[str, Any]) -> None:
+        """Keep what stands around the text of an event that holds one piece of text and nothing else."""
+        self._before = b""
+        choices = document.get("choices")
+        if (
+            not isinstance(choices, list)
+            or len(choices) != 1
+            or document.get("usage") is not None
+            or "error" in document
+        ):
+            return
+        choice = choices[0]
+        if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
+            return
+        delta = choice.get("delta", choice if self._dialect == "completion" else None)
+        if not isinstance(delta, dict) or delta.get("tool_calls"):
+            return
+        for name in _TEXTS[self._dialect]:
+            if isinstance(text := delta.get(name), str) and text:
+                before, found, rest = event.partition(b'"%b":"' % name.encode())
+                said, quote, after = rest.partition(b'"')
+                if quote and b"\\" not in said and said.decode("utf-8", "replace") == text:
+                    self._before, self._after = before + found, quote + after
+                return
+
     # ---- cutting ----------------------------------------------------------------------------
 
     def _collect(self, data: bytes) -> bytes:
@@ -109,7 +187,11 @@ class SseTap(Facts):
         while (boundary := _BOUNDARY.search(pending, search)) is not None:
             search = boundary.end()
             event = bytes(pending[start:search])
-            if not self._observe(event) or self._forwarded:
+            if (
+                (self._before and self._only_text(event))
+                or not self._observe(event)
+                or self._forwarded
+            ):
                 out += event[self._forwarded :]
             self._forwarded = self._scanned = 0
             start = search
@@ -165,6 +247,11 @@ class SseTap(Facts):
             return False
         document = _parse(payload)
         self.absorb(self._dialect, document, streamed=True)
+        if self._dialect in _TEXTS and isinstance(document, dict) and event.endswith(b"}\n\n"):
+            self._remember(event, document)
+        if self._dialect in _TYPED:
+            self.done = self.done or type_of(document) in _LAST
+            return False
         return (
             self._strip
             and isinstance(document, dict)
@@ -198,6 +285,11 @@ class SseTap(Facts):
     def _observe_tail(self, tail: bytes) -> None:
         """Take in an event of which only the end was kept."""
         self.events += 1
+        if self._dialect in _TYPED and _LAST_SEEN.search(tail) is not None:
+            self.done = True  # its text is the whole answer once more
+            if (made := _MADE.match(tail)) is not None:
+                self.completion_tokens = int(made[1])
+            return
         if self._dialect != "generate":
             self.tokens += 1
             return
@@ -235,11 +327,16 @@ def peek(data: bytes) -> FirstEvent:
     for boundary in _BOUNDARY.finditer(data):
         payload = _payload(data[start : boundary.end()])
         start = boundary.end()
-        if payload is not None:
+        if payload is not None and not _is_preamble(payload):
             return _judge(payload)
     if len(data) - start > EVENT_CAP or _SOME_CHOICE.search(data, start) is not None:
         return FirstEvent(Verdict.DATA)
     return FirstEvent(Verdict.INCOMPLETE)
+
+
+def _is_preamble(payload: bytes) -> bool:
+    typed = b'"message_start"' in payload or b'"ping"' in payload or b'"response.' in payload
+    return typed and type_of(_parse(payload)) in _PREAMBLE
 
 
 def _judge(payload: bytes) -> FirstEvent:
@@ -266,6 +363,14 @@ def _payload(event: bytes) -> bytes | None:
         if line.startswith(b"data:")
     ]
     return b"\n".join(lines) if lines else None
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _parse(payload: bytes) -> object:

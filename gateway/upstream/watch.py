@@ -18,8 +18,20 @@ What marks a server DOWN, and what does not:
   is not what it can have become.
 - Not: failing polls while bytes flow. A busy server is not a dead one.
 
-`on_down` means *admit nothing*. It does not mean that what the server held is gone: that is known
-when `starts` has grown by the time `on_up` is called, or when each stream ends by itself.
+`on_down` means *admit nothing*. It does not mean that what the server held is gone. That is known
+
+- when `starts` has grown by the time `on_up` is called: another process is there, or
+- when `on_gone` is called: the door of a server that was DOWN was found shut, in `EVIDENCE`
+  questions in a row. Nobody listens, so nothing it was at can reach anybody any more.
+
+The opposite is known when `on_up` is called and `starts` is as before: asked after the last hint,
+its scheduler answered (/server_info goes through it), and it is the process it was.
+
+**Stalled** is a server whose door answers and whose scheduler shows no sign of life with work of
+ours: no byte of an answer, no new snapshot of its loads, for `Pace.stall_s`. /v1/models answers 200
+all the while. `/health`, which generates a token, is asked once before that is said, and can only
+speak for the server (behind a long prefill it fails on a healthy one). `on_stall` and `on_move` mean
+*admit nothing for now* and *go on*; nothing is written off.
 """
 
 from __future__ import annotations
@@ -27,8 +39,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gateway.tasks import spawn
@@ -37,9 +47,12 @@ from gateway.upstream.discover import (
     SNAPSHOT_SINCE,
     DiscoveryError,
     discover,
+    generates,
     loads,
 )
 from gateway.upstream.facts import STARTUP_TIME_SINCE
+from gateway.upstream.life import Life, Pace, WatchView
+from gateway.upstream.loads import another_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,62 +62,20 @@ if TYPE_CHECKING:
     from gateway.upstream.loads import LoadsFacts
 
 
+__all__ = ["Life", "Pace", "Watch", "WatchView"]
+
 EVIDENCE = 2
 """Questions in a row that must fail: one may have met a kept connection that was just closed."""
 
 
-class Life(StrEnum):
-    """Where a server is in its life. The words are part of /status."""
-
-    CONNECTING = "connecting"  # never reached since the gate started
-    STARTING = "starting"  # it answers that it is still loading
-    READY = "ready"
-    DOWN = "down"  # it was ready, and is not
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often and how long, in seconds."""
-
-    loads_s: float = 1.0
-    """Between polls of loads; the ledger decides, loads only confirm."""
-    loads_wanted_s: float = 0.2
-    """The same while an abandoned request waits to be confirmed gone: a stream is freed within
-    0.03 s of its abort, so slower polls would be most of the wait."""
-    probe_s: float = 5.0
-    """Between questions of any kind at least; and between loads that go through the scheduler."""
-    retry_s: float = 0.5
-    """After a question failed, before the next."""
-    ask_s: float = 3.0
-    """Limit for one poll. SGLang tokenizes on its HTTP loop, so seconds of delay are no fault."""
-    discover_s: float = 10.0
-    """Limit for one request of a discovery, which may wait behind a long prefill step."""
-    backoff_s: tuple[float, float] = (0.2, 2.0)
-    """Between discoveries that failed: first and longest pause. A model loads for minutes; two
-    seconds late is not noticed, and asking a shut door costs nothing."""
-    silent_for_s: float = 10.0
-    """How long an open door may stay silent. Twice the 5.4 s a dying server takes to shut it."""
-    stale_after_s: float = 10.0
-    """Age at which loads are called stale."""
-
-
-@dataclass(frozen=True, slots=True)
-class WatchView:
-    """What is known now, for people. Times are the loop's clock, seconds."""
-
-    state: Life
-    since: float
-    error: str | None  # the last thing that went wrong, in words; None once all is well
-    facts: ServerFacts | None  # of the last start that was seen
-    starts: int  # starts seen by this watch
-    loads: LoadsFacts | None
-    loads_age_s: float | None  # since they came; how old they were then is in them
-    metrics_stale: bool  # loads are offered but old; the gate goes on by its own ledger
+def _ignore(_: str) -> None:
+    """For those who need not know."""
 
 
 class Watch:
     """See the module. Callbacks are called in the loop's thread, `on_down` also inside `suspect`.
 
+    `busy_since` tells since when (loop's clock) the server has had work of ours, None without any.
     `start` begins, `stop` ends; both once.
     """
 
@@ -117,6 +88,10 @@ class Watch:
         on_up: Callable[[ServerFacts], None],
         on_down: Callable[[str], None],
         on_loads: Callable[[LoadsFacts], None],
+        on_gone: Callable[[str], None] = _ignore,
+        on_stall: Callable[[str], None] = _ignore,
+        on_move: Callable[[], None] = lambda: None,
+        busy_since: Callable[[], float | None] = lambda: None,
         pace: Pace | None = None,
     ) -> None:
         self._client = client
@@ -125,6 +100,10 @@ class Watch:
         self._on_up = on_up
         self._on_down = on_down
         self._on_loads = on_loads
+        self._on_gone = on_gone
+        self._on_stall = on_stall
+        self._on_move = on_move
+        self._busy_since = busy_since
         self._pace = pace or Pace()
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -134,6 +113,13 @@ class Watch:
         self._facts: ServerFacts | None = None
         self._starts = 0
         self._door_was_shut = False
+        self._shut = 0  # questions in a row that found the door shut
+        self._doubted = False  # a hint came since the discovery under way began
+        self._asking: asyncio.Timeout | None = None
+        self._stalled = False
+        self._scheduler_at = -math.inf  # its last sign of life
+        self._health_asked_at = -math.inf
+        self.asked = asyncio.Event()  # its loads have been asked for once since it is up
         self._loads: LoadsFacts | None = None
         self._loads_at: float | None = None
         self._offers_loads = True
@@ -160,12 +146,19 @@ class Watch:
     def alive(self) -> None:
         """A byte of a real answer has come. Cheap: called for each piece of each stream."""
         self._bytes_at = self._now()
+        if self._stalled:
+            self._moves()
 
     def suspect(self, reason: str) -> None:
         """A real request failed in a way that a dead server explains: reset, refused, cut short.
 
-        DOWN before this returns; the server is asked anew at once. `reason` is shown to people.
+        DOWN before this returns; the server is asked anew at once, and where a discovery is under
+        way, once more after it. `reason` is shown to people.
         """
+        self._doubted = True
+        if self._asking is not None:
+            with contextlib.suppress(RuntimeError):  # nothing is being asked
+                self._asking.reschedule(self._now())
         self._down(reason)
         self._wake.set()
 
@@ -183,7 +176,7 @@ class Watch:
         """What is known now."""
         now = self._now()
         return WatchView(
-            state=self._state,
+            state=Life.STALLED if self._stalled else self._state,
             since=self._since,
             error=self._error,
             facts=self._facts,
@@ -213,8 +206,6 @@ class Watch:
         snapshot_age = (self._loads.age_s or 0.0) if busy else 0.0
         return now - self._loads_at + snapshot_age > limit
 
-    # ---- the task ----
-
     async def _run(self) -> None:
         while True:
             self._up(await self._reach())
@@ -224,21 +215,36 @@ class Watch:
         """Try until the server can be used."""
         pause, longest = self._pace.backoff_s
         while True:
+            self._doubted = False
             try:
-                return await discover(
+                facts = await discover(
                     self._client, api_key=self._api_key, timeout_s=self._pace.discover_s
                 )
             except DiscoveryError as error:
-                self._door_was_shut |= error.kind == "unreachable"
-                away = Life.DOWN if self._facts else Life.CONNECTING
-                self._enter(Life.STARTING if error.kind == "starting" else away, str(error))
+                self._away(error)
+            else:
+                if not self._doubted:
+                    return facts
+                continue  # some of its answers may be from before the hint
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
+
+    def _away(self, error: DiscoveryError) -> None:
+        """It can not be used now. Two shut doors in a row: what it held is gone."""
+        shut = error.kind == "unreachable"
+        self._door_was_shut |= shut
+        away = Life.DOWN if self._facts else Life.CONNECTING
+        self._enter(Life.STARTING if error.kind == "starting" else away, str(error))
+        self._shut = self._shut + 1 if shut else 0
+        if self._shut == EVIDENCE and self._facts is not None:
+            self._on_gone(str(error))
 
     def _up(self, facts: ServerFacts) -> None:
         if self._is_another_start(facts):
             self._starts += 1
-        self._door_was_shut = False
+        self._door_was_shut, self._shut = False, 0
+        self._scheduler_at = self._now()  # it has just answered /server_info
+        self.asked.clear()
         self._facts, self._loads, self._loads_at = facts, None, None
         self._offers_loads = self._loads_answer = True
         self._asked_at = -math.inf
@@ -258,7 +264,10 @@ class Watch:
         while self._state is Life.READY:
             if await self._rest(self._asked_at + self._interval()):
                 self._asked_at = self._now()
-                await self._question()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None) as self._asking:  # until `suspect` ends it
+                        await self._question()
+                        await self._doubt_the_scheduler()
 
     def _interval(self) -> float:
         """Seconds from the last question to the next."""
@@ -282,8 +291,11 @@ class Watch:
 
     async def _question(self) -> None:
         """Ask for the loads; where they are not to be had, whether anybody is there."""
-        if self._offers_loads and not self._failures and await self._ask_loads():
-            return
+        if self._offers_loads and not self._failures:
+            came = await self._ask_loads()
+            self.asked.set()
+            if came:
+                return
         try:
             await ask(self._client, "/v1/models", bearer(self._api_key), timeout_s=self._pace.ask_s)
         except AskError as error:
@@ -306,15 +318,55 @@ class Watch:
             return False
         self._answered()
         before, self._loads, self._loads_at = self._loads, got, self._now()
+        if got.freshest_s is not None:
+            self._sign(self._now() - got.freshest_s)
+        elif not self._cheap_loads:
+            self._sign(self._now())
         if self._state is Life.READY:
             self._on_loads(got)
-            if before is not None and (sign := _another_process(before, got)):
+            if before is not None and (sign := another_process(before, got)):
                 self._down(sign)
         return True
 
+    # ---- a scheduler that does not move ----
+
+    async def _doubt_the_scheduler(self) -> None:
+        """Say so where it has work and has shown no sign of life for too long."""
+        if self._stalled or self._state is not Life.READY:
+            return
+        limit, quiet = self._pace.stall_s, self._quiet()
+        if quiet < limit / 2:
+            return
+        if self._health_asked_at < self._now() - quiet:  # not yet in this silence
+            self._health_asked_at = self._now()
+            if await generates(self._client, api_key=self._api_key, timeout_s=limit / 2):
+                self._sign(self._now())
+        elif quiet >= limit:
+            self._stalled, self._since = True, self._now()
+            self._error = f"it answers, but nothing has moved in its scheduler for {quiet:.0f} s"
+            self._on_stall(self._error)
+
+    def _quiet(self) -> float:
+        """Seconds without a sign of life although it had work of ours; 0 where it has none."""
+        busy = self._busy_since()
+        if busy is None:
+            return 0.0
+        return self._now() - max(busy, self._bytes_at, self._scheduler_at)
+
+    def _sign(self, at: float) -> None:
+        """The scheduler was at work at `at`."""
+        self._scheduler_at = max(self._scheduler_at, at)
+        if self._stalled and self._scheduler_at > self._since:
+            self._moves()
+
+    def _moves(self) -> None:
+        self._stalled, self._since, self._error = False, self._now(), None
+        if self._state is Life.READY:
+            self._on_move()
+
     def _answered(self) -> None:
         self._failing_since, self._failures = None, 0
-        if self._state is Life.READY:
+        if self._state is Life.READY and not self._stalled:
             self._error = None
 
     def _failed(self, error: AskError) -> None:
@@ -334,6 +386,7 @@ class Watch:
 
     def _down(self, reason: str) -> None:
         if self._state is Life.READY:
+            self._stalled = False
             self._enter(Life.DOWN, reason)
             self._on_down(reason)
 
@@ -344,13 +397,3 @@ class Watch:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _another_process(before: LoadsFacts, after: LoadsFacts) -> str:
-    """The sign that these loads are not from the process of those; empty without one."""
-    for old, new in zip(before.ranks, after.ranks, strict=False):
-        if new.pool_tokens != old.pool_tokens:
-            return f"its KV pool changed from {old.pool_tokens} to {new.pool_tokens} tokens"
-        if (new.prefilled or 0) < (old.prefilled or 0):
-            return "its count of prefilled tokens began anew: it has been restarted"
-    return ""

@@ -1,109 +1,163 @@
-"""`make bench`: what the gate costs, beside the plainest pass-through, in one run.
+"""`make bench`: what the gate costs, beside the plainest pass-through and other gateways, in one run.
 
-Ratios carry over to other machines, times do not. Counting, ledgers, records and metrics are on.
+Ratios carry over to other machines, times do not. Exact counting, ledgers, records and metrics are on
+in the gate, and each request ends in words never sent before. All are in front of one server that
+costs next to nothing and whose time is not counted; they take turns in every round, so that a busy
+moment is unkind to all alike. Processor time is that of the process and its children, from the kernel.
+
 Writes bench.json: {"rows": [{"target", "cpu_us_per_request", "cpu_us_per_chunk", "rps", "p50_ms",
-"p99_ms"}]}, medians of the rounds.
+"p99_ms", …}], …}, medians of the rounds, and prints them as a table. See docs/bench.md.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
-import socket
-import statistics
-import subprocess
 import sys
-import time
-import urllib.request
+import tempfile
 from pathlib import Path
 
 import uvloop
 
-from tests.bench.load import Seen, load, message
+from tests.bench import targets, vocabulary
+from tests.bench.load import BODY_BYTES, Message, load
+from tests.bench.processes import Processes, answers, free_port
+from tests.bench.report import Rounds, machine, row, table
+from tests.bench.waiting import enough_files, waiting
 
-ROUNDS = 5
-SECONDS = 3.0
-STREAMS, CHUNKS, GAP = 64, 100, 0.01
+CONNECTIONS = 16
+SETTLE_S = 5.0
+"""After a target answers: workers that are found in the background, calibrations."""
+POOL = 1200
+"""Tokens of a server that takes one request of BODY_BYTES, and not two."""
+FILES = 45_000
+"""Open at once: two for each of ten thousand that wait, at both ends."""
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def start(*args: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, *args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+def options() -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--seconds", type=float, default=3.0, help="of one measurement")
+    p.add_argument("--only", help="names of targets, with commas")
+    p.add_argument(
+        "--waiting", type=int, default=10_000, help="requests that wait; 0: not measured"
     )
+    p.add_argument("--fresh", action="store_true", help="nothing of a prompt was sent before")
+    p.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="the gate of another checkout",
+    )
+    p.add_argument("--json", type=Path, default=Path("bench.json"))
+    return p.parse_args()
 
 
-def wait_for(url: str) -> None:
-    for _ in range(200):
+class Bench:
+    """One run."""
+
+    def __init__(self, args: argparse.Namespace, processes: Processes, scratch: Path) -> None:
+        self._args, self._processes, self._scratch = args, processes, scratch
+        also = dict(one.split("=", 1) for one in args.also)
+        chosen, self.missing = targets.all_targets(also)
+        only = args.only.split(",") if args.only else [one.name for one in chosen]
+        self._targets = [one for one in chosen if one.name in only]
+
+    async def run(self) -> list[dict[str, object]]:
+        """The rows."""
+        direct, seen = await self._speed()
+        if self._args.waiting:
+            for target in self._targets:
+                if target in seen:
+                    seen[target].waiting_bytes = await self._waiting(target)
+        return [row(one.name, one.version, rounds, direct) for one, rounds in seen.items()]
+
+    def _server(self, *more: str) -> str:
+        port = free_port()
+        argv = [sys.executable, "-m", "tests.bench.upstream", str(port), *more]
+        self._upstream = self._processes.start("upstream", argv), port
+        url = f"http://127.0.0.1:{port}"
+        if not answers(f"{url}/v1/models", 20.0):
+            sys.exit("the fake server did not come up")
+        return url
+
+    def _launch(self, target: targets.Target, url: str) -> targets.Running | None:
+        running = targets.launch(target, self._processes, url, self._scratch)
+        if running is None:
+            self.missing[f"{target.name} {target.version}".strip()] = "it did not answer"
+        return running
+
+    async def _speed(self) -> tuple[Rounds, dict[targets.Target, Rounds]]:
+        """In turns. The server asked directly is measured at one connection only."""
+        url = self._server()
+        pid, port = self._upstream
+        all_ = [one for target in self._targets if (one := self._launch(target, url)) is not None]
+        direct = Rounds()
+        seen = {one.target: Rounds() for one in all_}
+        short = Message(stream=False, fresh=self._args.fresh)
+        long = Message(stream=True, fresh=self._args.fresh)
+        seconds = self._args.seconds
+        await asyncio.sleep(SETTLE_S)
+        for one in all_:  # pools, caches, code that is compiled when it is first used
+            await load(one.port, short, connections=CONNECTIONS, seconds=1.0, pid=one.pid)
+        for _ in range(self._args.rounds):
+            direct.alone.append(await load(port, short, connections=1, seconds=1.0, pid=pid))
+            for one in all_:
+                told = seen[one.target]
+                at = {"port": one.port, "pid": one.pid}
+                told.asks.append(
+                    await load(**at, message=short, connections=CONNECTIONS, seconds=seconds)
+                )
+                told.alone.append(await load(**at, message=short, connections=1, seconds=1.0))
+                told.streams.append(
+                    await load(
+                        **at,
+                        message=long,
+                        connections=one.target.streams,
+                        seconds=seconds,
+                        probe=one.target.alive,
+                    )
+                )
+        for one in all_:
+            if seen[one.target].errors:
+                sys.exit(f"{one.target.name}: {seen[one.target].errors} answers were not a 200")
+            self._processes.end(one.pid)
+        return direct, seen
+
+    async def _waiting(self, target: targets.Target) -> float | None:
+        """One at a time: thousands of connections each."""
+        running = self._launch(target, self._server(str(POOL)))
+        if running is None:
+            return None
+        await asyncio.sleep(SETTLE_S)
+        held = Message(stream=True)
+        number = min(self._args.waiting, target.most_waiting)
         try:
-            urllib.request.urlopen(url, timeout=1).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    sys.exit(f"{url} did not come up")
-
-
-async def rounds(targets: dict[str, tuple[int, int]]) -> list[dict[str, object]]:
-    """In turns, so that a busy moment is unkind to all alike."""
-    asks: dict[str, list[Seen]] = {name: [] for name in targets}
-    alone: dict[str, list[Seen]] = {name: [] for name in targets}
-    streams: dict[str, list[Seen]] = {name: [] for name in targets}
-    short, long = message(stream=False), message(stream=True, chunks=CHUNKS, gap=GAP)
-    for _ in range(ROUNDS):
-        for name, (port, pid) in targets.items():
-            asks[name].append(await load(port, short, connections=16, seconds=SECONDS, pid=pid))
-            alone[name].append(await load(port, short, connections=1, seconds=1.0, pid=pid))
-            streams[name].append(
-                await load(port, long, connections=STREAMS, seconds=SECONDS, pid=pid)
-            )
-    rows = []
-    for name in targets:
-        if errors := sum(seen.errors for seen in asks[name] + alone[name] + streams[name]):
-            sys.exit(f"{name}: {errors} answers were not a 200")
-        median = statistics.median
-        rows.append(
-            {
-                "target": name,
-                "cpu_us_per_request": round(
-                    median(s.cpu_s / len(s.latencies) * 1e6 for s in asks[name]), 1
-                ),
-                "cpu_us_per_chunk": round(
-                    median(s.cpu_s / s.chunks * 1e6 for s in streams[name]), 1
-                ),
-                "rps": round(median(len(s.latencies) / s.seconds for s in asks[name])),
-                "p50_ms": round(median(s.quantile_ms(0.5) for s in alone[name]), 3),
-                "p99_ms": round(median(s.quantile_ms(0.99) for s in alone[name]), 3),
-            }
-        )
-    return rows
+            return await waiting(running.port, held, requests=number, pid=running.pid)
+        finally:
+            self._processes.end(running.pid)
+            self._processes.end(self._upstream[0])
 
 
 def main() -> None:
-    up, gate, control, plain = (free_port() for _ in range(4))
-    upstream = f"http://127.0.0.1:{up}"
-    running = [start("-m", "tests.bench.upstream", str(up))]
-    try:
-        wait_for(f"{upstream}/v1/models")
-        listen = ("--listen", f"127.0.0.1:{gate}", "--control", f"127.0.0.1:{control}")
-        served = start("-m", "gateway.cli", "serve", "--backend", upstream, *listen)
-        running.append(served)
-        passed = start("-m", "tests.bench.plain", str(plain), upstream)
-        running.append(passed)
-        wait_for(f"http://127.0.0.1:{control}/readyz")
-        wait_for(f"http://127.0.0.1:{plain}/v1/models")
-        targets = {"kvgate": (gate, served.pid), "plain aiohttp": (plain, passed.pid)}
-        rows = uvloop.run(rounds(targets))
-    finally:
-        for process in running:
-            process.terminate()
-    for row in rows:
-        print(row)
-    Path("bench.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    args = options()
+    enough_files(FILES)
+    scratch = Path(tempfile.mkdtemp(prefix="bench-"))
+    with Processes(scratch) as processes:
+        bench = Bench(args, processes, scratch)
+        rows = uvloop.run(bench.run())
+    told = {
+        "machine": machine(),
+        "tokenizer": vocabulary.name(),
+        "rounds": args.rounds,
+        "body_bytes": BODY_BYTES,
+        "not_measured": bench.missing,
+    }
+    args.json.write_text(json.dumps({"rows": rows, **told}, indent=1) + "\n")
+    print(table(rows, bench.missing))
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

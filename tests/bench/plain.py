@@ -34,6 +34,10 @@ async def handle(request: web.Request) -> web.StreamResponse:
         return out
 
 
+async def alive(_: web.Request) -> web.Response:
+    return web.Response(text="alive")
+
+
 async def session(app: web.Application):
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
@@ -46,6 +50,7 @@ async def session(app: web.Application):
 
 if __name__ == "__main__":
     application = web.Application(client_max_size=2**26)
+    application.router.add_get("/alive", alive)
     application.router.add_route("*", "/{path:.*}", handle)
     application.cleanup_ctx.append(session)
     uvloop.install()

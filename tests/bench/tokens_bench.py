@@ -7,10 +7,15 @@ fetch. Medians of several runs, each on text made for it alone.
 from __future__ import annotations
 
 import asyncio
+import base64
+import os
 import random
 import statistics
+import sysconfig
 import time
 from functools import partial
+from pathlib import Path
+from pydoc_data import topics
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,7 +28,10 @@ from tests.bench.fresh_text import code, english, makers
 from tests.tokens import fetch_tokenizers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from gateway.tokens.encoder import TextCounter
+    from tests.bench.fresh_text import Maker
 
 FAMILY = "qwen3"
 SIZES = (1_000, 10_000, 100_000, 250_000)  # tokens
@@ -47,28 +55,56 @@ def alternating_ms(
     return [statistics.median(kept) * 1e3 for kept in times]
 
 
+def seen_again(kind: str) -> Maker:
+    """Real English (Python's own manual) or code (its library): other excerpts, the same words."""
+    if kind == "code":
+        root = Path(sysconfig.get_paths()["stdlib"])
+        source = "".join(path.read_text() for path in sorted(root.glob("[a-m]*.py")))
+    else:
+        source = "\n".join(topics.topics.values())
+
+    def make(rng: random.Random, characters: int) -> str:
+        at = rng.randrange(len(source))
+        return (source[at:] + source * (1 + characters // len(source)))[:characters]
+
+    return make
+
+
+def fast_counter(content: bytes) -> TextCounter | None:
+    """The same with fastokens, None where that is not installed or does not count alike."""
+    counter, _ = load_text_counter(content, {})
+    note = counter.use_fast(content)
+    print(note)
+    return counter if note.startswith("Counting") else None
+
+
 def encoding(content: bytes) -> None:
-    """Ours against both of `tokenizers`' calls, by kind of text and size, on text never seen."""
+    """Ours against both of `tokenizers`' calls, one thread each, by kind of text and size."""
     reference = tokenizers.Tokenizer.from_buffer(content)
     counter, _ = load_text_counter(content, {})
-    works = (
+    fast = fast_counter(content)
+    works: list[Callable[[str], object]] = [
         lambda text: reference.encode(text, add_special_tokens=False),
         lambda text: reference.encode_batch_fast([text], add_special_tokens=False),
         counter.count,
-    )
-    print(f"{'text':>8} {'tokens':>8} {'encode':>10} {'batch_fast':>10} {'ours':>9} {'ratios':>12}")
+    ]
+    works += [fast.count] if fast else []
+    print("| text | tokens | encode ms | batch_fast ms | ours ms | ratios | fast ms | ratios |")
+    print("|---|---|---|---|---|---|---|---|")
     rng = random.Random(9)
-    for name, make in makers(read_vocabulary(orjson.loads(content)).ranks).items():
+    kinds = makers(read_vocabulary(orjson.loads(content)).ranks)
+    kinds |= {f"{kind}, words seen": seen_again(kind) for kind in ("English", "code")}
+    for name, make in kinds.items():
         sample = make(rng, 400_000)
         share = len(sample) / counter.count(sample)
         for size in SIZES:
-            runs = max(7, 60_000 // size)
+            runs = min(41, max(7, 60_000 // size))
             fresh = partial(make, rng, int(size * share))
-            encode, batch, ours = alternating_ms(works, fresh, runs)
-            print(
-                f"{name:>8} {size:>8,} {encode:>8.2f}ms {batch:>8.2f}ms {ours:>7.2f}ms"
-                f" {encode / ours:>5.1f}x {batch / ours:>4.1f}x"
-            )
+            encode, batch, ours, *rest = alternating_ms(works, fresh, runs)
+            row = f"| {name} | {size:,} | {encode:.2f} | {batch:.2f} | {ours:.2f}"
+            row += f" | {encode / ours:.1f} / {batch / ours:.1f}"
+            row += "".join(f" | {ms:.2f} | {encode / ms:.0f} / {batch / ms:.0f}" for ms in rest)
+            print(row + " |", flush=True)
 
 
 def conversation(count: Callable[[str], int]) -> list[dict[str, Any]]:
@@ -108,8 +144,8 @@ async def growing(counter: Counter, count: Callable[[str], int]) -> None:
     )
 
 
-async def lag(counter: Counter, text: str) -> None:
-    """How late the event loop is while eight prompts of 250,000 tokens are counted."""
+async def lag(name: str, work: Callable[[], Awaitable[object]]) -> None:
+    """How late the event loop is while `work` runs."""
     late: list[float] = []
     done = asyncio.Event()
 
@@ -121,44 +157,67 @@ async def lag(counter: Counter, text: str) -> None:
 
     watching = asyncio.get_running_loop().create_task(watch())
     begun = time.perf_counter()
-    bodies = [{"prompt": f"{n} {text}"} for n in range(8)]
-    await asyncio.gather(*(counter.count(Kind.COMPLETION, body, len(text)) for body in bodies))
+    await work()
     took = time.perf_counter() - begun
     done.set()
     await watching
     late.sort()
     print(
-        f"eight prompts of 250,000 tokens in {took * 1e3:.0f} ms; the loop was late by"
+        f"{name}: {took * 1e3:.0f} ms; the loop was late by"
         f" {late[len(late) // 2] * 1e3:.2f} ms (median), {late[len(late) * 99 // 100] * 1e3:.2f} ms"
         f" (p99), {late[-1] * 1e3:.2f} ms (worst of {len(late)})"
     )
 
 
-async def adversarial(counter: Counter) -> None:
-    """Eight megabytes of what is hardest."""
-    size = 8_000_000
-    cases = {
+async def eight(counter: Counter, text: str) -> None:
+    """Count eight prompts at once."""
+    bodies = [{"prompt": f"{n} {text}"} for n in range(8)]
+    await asyncio.gather(*(counter.count(Kind.COMPLETION, body, len(text)) for body in bodies))
+
+
+def hardest(size: int = 8_000_000) -> dict[str, str]:
+    """Eight megabytes of UTF-8 each of what is hardest."""
+    rng = random.Random(12)
+    blob = base64.b64encode(rng.randbytes(size * 3 // 4)).decode()
+    return {
         "one letter": "a" * size,
+        "base64": blob,
+        "base64 in lines": "\n".join(blob[at : at + 76] for at in range(0, len(blob), 76)),
+        "hexadecimal": rng.randbytes(size // 2).hex(),
+        "digits": "".join(rng.choices("0123456789", k=size)),
         "newlines": "\n" * size,
         "spaces": " " * size,
         "punctuation": "!" * size,
-        "CJK": "".join(chr(0x4E00 + n * 7919 % 20_900) for n in range(size // 3)),
+        "CJK without a space": "".join(chr(0x4E00 + n * 7919 % 20_900) for n in range(size // 3)),
+        "kana without a space": "".join(rng.choices("あいうえおかきくけこアイウエオ", k=size // 3)),
         "combining marks": "e" + "\u0316\u0301" * (size // 4),
         "marks in runs": ("e" + "\u0316\u0301" * 500) * (size // 2001),
+        "emoji": "".join(rng.choices("😀🚀👩🏽\u200d🇩❤", k=size // 4)),
         "half special tokens": "<|" * (size // 2),
         "special tokens": "<|im_start|>" * (size // 12),
+        "English": english(rng, size),
     }
-    for name, text in cases.items():
+
+
+async def adversarial(counter: Counter) -> None:
+    """How long each of them takes, and what is answered."""
+    print("| 8 MB of | s | tokens | |")
+    print("|---|---|---|---|")
+    slowest = 0.0
+    for name, text in hardest().items():
         begun = time.perf_counter()
-        counted = await counter.count(Kind.COMPLETION, {"prompt": text}, size)
+        counted = await counter.count(Kind.COMPLETION, {"prompt": text}, len(text.encode()))
         took = time.perf_counter() - begun
-        print(f"8 MB of {name:>20}: {took:5.2f} s, {counted.total:>9,} ({counted.method})")
+        slowest = max(slowest, took)
+        print(f"| {name} | {took:.2f} | {counted.total:,} | {counted.method} |", flush=True)
+    print(f"slowest: {slowest:.2f} s; why not exact: {dict(counter.fallbacks)}")
 
 
 async def run() -> None:
     """Everything, in order."""
     directory = fetch_tokenizers.folder() / FAMILY
     content = (directory / "tokenizer.json").read_bytes()
+    print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
     encoding(content)
     begun = time.perf_counter()
     counter = await build_counter(tokenizer_dir=directory, engine_version="0.5.17", remote=None)
@@ -166,9 +225,12 @@ async def run() -> None:
     text, _ = load_text_counter(content, {})
     await growing(counter, text.count)
     prose = english(random.Random(11), 1_100_000)
-    print(f"a prompt of {text.count(prose):,} tokens, eight times:")
-    await lag(counter, prose)
+    print(f"load average {os.getloadavg()[0]:.1f}")
+    await lag("nothing at all", partial(asyncio.sleep, 1.0))
+    size = f"eight prompts of {text.count(prose):,} tokens"
+    await lag(size, partial(eight, counter, prose))
     await adversarial(counter)
+    print(f"load average {os.getloadavg()[0]:.1f}")
 
 
 def main() -> int:

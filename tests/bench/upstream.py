@@ -1,7 +1,8 @@
 """A server that costs next to nothing, so that what is measured is what stands before it.
 
 Answers discovery like SGLang 0.5.23 with a pool that never binds, chats at once, and streams with
-`x-chunks` events, `x-gap` seconds apart. `python -m tests.bench.upstream PORT`.
+CHUNKS events, GAP seconds apart. `python -m tests.bench.upstream PORT [POOL]`; with a POOL of
+its own (tokens) it is small, and no chat is ever answered: for measuring those that wait.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Any
 import httptools
 import uvloop
 
-POOL = 100_000_000
+POOL = int(sys.argv[2]) if len(sys.argv) > 2 else 100_000_000
+CHUNKS, GAP = 200, 0.01
+SILENT = len(sys.argv) > 2
+PROBE_BYTES = 1000  # what asks whether a target is up is shorter
 INFO = {
     "version": "0.5.23",
     "model_path": "m",
@@ -51,7 +55,7 @@ CHAT = {
             "finish_reason": "stop",
         }
     ],
-    "usage": {"prompt_tokens": 500, "completion_tokens": 20, "total_tokens": 520},
+    "usage": {"completion_tokens": 20, "total_tokens": 20},  # what was counted is not judged
 }
 EVENT = (
     b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":'
@@ -83,7 +87,11 @@ class Server(asyncio.Protocol):
         self.tasks: set[asyncio.Task[None]] = set()
 
     def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # is this HTTP/2? no
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
+            self.transport.close()
 
     def on_url(self, url: bytes) -> None:
         self.url, self.headers, self.body = url.partition(b"?")[0], {}, b""
@@ -99,7 +107,9 @@ class Server(asyncio.Protocol):
             self.transport.write(ANSWERS.get(self.url, NONE))
         elif b"tokenize" in self.url:
             self.transport.write(COUNTED)
-        elif b'"stream":true' in self.body:
+        elif SILENT and len(self.body) > PROBE_BYTES:
+            pass
+        elif b'"stream":true' in self.body or b'"stream": true' in self.body:
             task = asyncio.get_running_loop().create_task(self.stream())
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
@@ -107,7 +117,7 @@ class Server(asyncio.Protocol):
             self.transport.write(CHATTED)
 
     async def stream(self) -> None:
-        chunks, gap = int(self.headers[b"x-chunks"]), float(self.headers[b"x-gap"])
+        chunks, gap = CHUNKS, GAP
         self.transport.write(STREAM)
         for _ in range(chunks - 1):
             if self.transport.is_closing():

@@ -15,6 +15,7 @@ from gateway.core.model import (
     Ended,
     Grant,
     Granted,
+    Lead,
     Outcome,
     PoolId,
     PoolLimits,
@@ -93,11 +94,21 @@ class Desk:
         streamed: bool = True,
         body: int = 0,
         deadline: float | None = None,
+        lead: Lead = (),
+        session: int | None = None,
     ) -> list[Transition]:
         prompts = (prompt,) if isinstance(prompt, int) else prompt
         rule = ClientRule(client) if isinstance(client, str) else client
         ticket = Ticket(
-            rid(name), rule, Ask(prompts, n, cap), to, body, streamed=streamed, deadline=deadline
+            rid(name),
+            rule,
+            Ask(prompts, n, cap),
+            to,
+            body,
+            streamed=streamed,
+            deadline=deadline,
+            lead=lead,
+            session=session,
         )
         return self.take(self.core.submit(ticket, self.now))
 

@@ -342,3 +342,33 @@ def test_a_shorter_prompt_never_gets_less_of_what_it_asked_for(ask, server, less
     before = caps.decide(ask, of)
     if isinstance(before, Demand):
         assert granted(caps.decide(shorter, of)).cap >= before.cap
+
+
+@given(ask=asks, server=servers(), quota=st.one_of(st.none(), st.integers(50, 20_000)))
+def test_the_longest_prompt_fits_with_a_real_answer_and_one_token_more_does_not(
+    ask, server, quota
+) -> None:
+    of, _ = server
+    ask = dataclasses.replace(ask, prompts=(1,))
+    longest = caps.longest_prompt(ask, of, quota)
+    small = min(of.kv_tokens, of.context) // 8
+    roomy = dataclasses.replace(of, useful_floor=max(of.useful_floor, min(2_048, small)))
+
+    def decided(prompt: int) -> Demand | Misfit:
+        return caps.decide(dataclasses.replace(ask, prompts=(prompt,)), roomy, quota)
+
+    assert isinstance(decided(longest + 1), Misfit)
+    if longest:
+        most = min(m for m in (ask.cap, of.max_output, 1 << 40) if m is not None)
+        cap = granted(decided(longest)).cap
+        if ask.cap is not None:
+            assert cap >= min(roomy.useful_floor, -(-most // 2))
+        elif of.default_output is None:
+            assert cap >= min(roomy.useful_floor, most, ask.usual or 1 << 40, small // ask.n)
+
+
+def test_a_shortened_prompt_leaves_two_thousand_tokens_to_its_answer() -> None:
+    """Not 256: a tool call fits into that and a file does not."""
+    of = limits(100_000, context=32_768, max_input=32_762)
+    assert caps.longest_prompt(Ask((99_000,), 1, 32_000), of) == 32_768 - 2_048 - caps.EDGE
+    assert caps.longest_prompt(Ask((99_000,), 1, 100), of) == 32_768 - 50 - caps.EDGE

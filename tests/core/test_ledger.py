@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.ledger import Hold, LedgerError, PoolLedger
+from gateway.core.ledger import Hold, PoolLedger
 from gateway.core.model import Demand, LedgerView, PoolId, PoolLimits
+from gateway.core.sums import LedgerError
 from tests.core.desk import rid
 
 LIMITS = PoolLimits(kv_tokens=1_000, prefill_tokens=300, slots=3)
@@ -44,7 +45,7 @@ def test_a_prompt_over_the_prefill_budget_runs_alone() -> None:
     assert of.fits(giant)
     of.reserve(rid("small"), hold(100, 10))
     assert not of.fits(giant)
-    of.prefilled(rid("small"))
+    of.prefilled(rid("small"), 0.0)
     assert of.fits(giant)
 
 
@@ -76,8 +77,8 @@ def test_prefill_is_given_back_at_the_first_token_or_at_the_end_never_twice() ->
     of = ledger()
     of.reserve(rid("a"), hold(400, 100))
     of.reserve(rid("b"), hold(400, 100))
-    assert of.prefilled(rid("a"))
-    assert not of.prefilled(rid("a"))
+    assert of.prefilled(rid("a"), 0.0)
+    assert not of.prefilled(rid("a"), 0.0)
     assert of.prefill == 100
     of.release(rid("a"))
     assert of.prefill == 100
@@ -98,7 +99,7 @@ def test_used_is_what_is_known_to_be_occupied() -> None:
     one = hold(400, 100)
     of.reserve(rid("a"), one)
     assert one.used == 0, "nothing before the prompt is in"
-    of.prefilled(rid("a"))
+    of.prefilled(rid("a"), 0.0)
     one.generated = 50
     assert one.used == 150
     one.generated = 5_000
@@ -114,6 +115,6 @@ def test_used_is_what_is_known_to_be_occupied() -> None:
 def test_free_goes_negative_after_a_resize_and_nothing_fits() -> None:
     of = ledger()
     of.reserve(rid("a"), hold(400))
-    of.limits = PoolLimits(kv_tokens=300)
+    of.resized(PoolLimits(kv_tokens=300))
     assert of.free == -100
     assert not of.fits(Demand(1, 1, 0, 1))

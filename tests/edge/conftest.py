@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-pytest.register_assert_rewrite("tests.edge.rig")
-
-from tests.edge.rig import running  # noqa: E402 - after the line above
+from tests.edge.rig import running
 
 if TYPE_CHECKING:
     import asyncio

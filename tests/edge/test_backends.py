@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gateway.core.model import RequestId
+from gateway.edge import backend as of_backend
 from gateway.edge.backends import Backend
 from gateway.policy.schema import Backend as BackendPolicy
 from gateway.upstream.loads import LoadsFacts, RankLoad
@@ -36,7 +37,7 @@ def backend() -> Backend:
 async def _after(backend: Backend, *snapshots: LoadsFacts) -> bool:
     """Whether these, coming one after the other, prove a request gone that was left now."""
     since = asyncio.get_running_loop().time()
-    waiting = asyncio.ensure_future(backend.gone(since, 0.05))
+    waiting = asyncio.ensure_future(backend.gone(since, backend.life, 0.05))
     for loads in snapshots:
         await asyncio.sleep(0.001)
         backend.took_loads(loads)
@@ -54,12 +55,29 @@ async def test_a_snapshot_taken_before_it_was_left_proves_nothing(backend: Backe
     assert not await _after(backend, *[_loads(0, age_s=5.0)] * 4)
 
 
-async def test_requests_that_are_alive_are_not_taken_for_it(backend: Backend) -> None:
+async def test_requests_that_are_alive_are_not_taken_for_it(backend: Backend, monkeypatch) -> None:
+    monkeypatch.setattr(of_backend, "SETTLE_S", 0.0)
     backend.began(RequestId("alive"), 2)
     assert await _after(backend, _loads(2), _loads(1, 1))
     assert not await _after(backend, _loads(3), _loads(2, 1))
     backend.ended(RequestId("alive"))
     assert not await _after(backend, _loads(2), _loads(2))
+
+
+async def test_a_request_just_written_does_not_stand_in_for_it(backend: Backend) -> None:
+    """The snapshot may have been taken before the engine knew of it: the one it shows is the other."""
+    assert not await _after(backend, _loads(1), _loads(1))
+    backend.began(RequestId("just written"), 1)
+    assert not await _after(backend, _loads(1), _loads(1))
+    assert await _after(backend, _loads(0), _loads(0))
+
+
+async def test_a_server_that_died_holds_nothing(backend: Backend) -> None:
+    since = asyncio.get_running_loop().time()
+    waiting = asyncio.ensure_future(backend.gone(since, backend.life, 5.0))
+    await asyncio.sleep(0.001)
+    backend.died()
+    assert await waiting
 
 
 async def test_busy_is_only_what_an_engine_says_that_holds_more_than_we_know_of(

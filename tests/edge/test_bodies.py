@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 
+from gateway import app
 from tests.edge.rig import CHAT, TEXT, chat, request
 
 MIB = 1 << 20
@@ -118,7 +119,7 @@ async def test_expect_100_continue_is_not_given_to_a_body_that_is_refused(start)
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_a_compressed_body_is_counted_and_goes_on_plain(rig, coding: str) -> None:
     plain = json.dumps(chat(max_tokens=3)).encode()
-    data = gzip.compress(plain) if coding == "gzip" else zlib.compress(plain)
+    data = gzip.compress(plain, mtime=0) if coding == "gzip" else zlib.compress(plain)
     got = await rig.post(CHAT, data, headers={"content-encoding": coding})
     assert got.status == 200
     seen = rig.engine.seen[0]
@@ -129,7 +130,7 @@ async def test_a_compressed_body_is_counted_and_goes_on_plain(rig, coding: str) 
 
 async def test_a_compressed_bomb_is_413_at_the_limit(start) -> None:
     """Class J: gzip bodies are bounded by what they unpack to."""
-    bomb = gzip.compress(b" " * (64 * MIB))
+    bomb = gzip.compress(b" " * (64 * MIB), mtime=0)
     async with start({"limits": {"body_bytes": MIB}}) as rig:
         got = await rig.post(CHAT, bomb, headers={"content-encoding": "gzip"})
         assert (got.status, got.code) == (413, "body_too_large")
@@ -140,7 +141,7 @@ async def test_a_compressed_bomb_is_413_at_the_limit(start) -> None:
     ("coding", "data"),
     [
         ("gzip", b"this is not gzip"),
-        ("gzip", gzip.compress(b'{"a": 1}')[:-9]),
+        ("gzip", gzip.compress(b'{"a": 1}', mtime=0)[:-9]),
         ("deflate", b"\xff\xff\xff\xff"),
         ("br", b"\x00\x01"),
         ("zstd", b"\x00\x01"),
@@ -280,3 +281,90 @@ async def test_the_servers_key_is_added_and_the_clients_is_not(start, tmp_path, 
         got = await rig.post(path, body, headers={"authorization": "Bearer mine"})
         assert got.status == 200
         assert rig.engine.seen[0].headers["authorization"] == "Bearer engine-key"
+
+
+# ---- bodies and heads that never end -----------------------------------------------------------
+
+
+async def test_a_body_that_drips_is_a_408_in_its_time(start) -> None:
+    async with start({"limits": {"body_s": 0.3}}) as rig, rig.socket() as peer:
+        await peer.send(b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 900\r\n\r\n{")
+        status, fields = await peer.head()
+        assert (status, fields["connection"]) == (408, "close")
+        error = json.loads(await peer.reader.readexactly(int(fields["content-length"])))["error"]
+        assert error["message"].startswith("1 bytes of the body came in 0.3 s, and not the rest")
+        assert error["code"] == "invalid_request"
+        assert "retry-after" not in fields
+        assert "x-should-retry" not in fields
+        await rig.until(lambda: not rig.app._runners[0].server.connections, 5)
+        assert rig.records[0]["outcome"] == "rejected"
+
+
+async def test_a_head_that_drips_is_cut_off(start, monkeypatch) -> None:
+    monkeypatch.setattr(app, "KEEPALIVE_S", 0.3)
+    async with start() as rig:
+        assert await rig.raw(b"POST /v1/completions HTTP/1.1\r\nhost: g\r\nx-a: ") == b""
+        assert await rig.raw(b"") == b""
+        assert rig.handled == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS hello\r\n\r\n",
+        b"GET / HTTP/9.9\r\nhost: g\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: g\r\nbad header\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: g\r\nx-long: " + b"a" * 40_000 + b"\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+async def test_bytes_that_are_no_http_are_answered_quietly(rig, data: bytes, caplog) -> None:
+    """Whoever scans the port fills no log, and a broken client reads what is wrong."""
+    caplog.set_level("INFO")
+    answer = await rig.raw(data)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+    assert b"content-type: application/json" in head.lower()
+    assert b"x-request-id: " in head.lower()
+    error = json.loads(body)["error"]
+    assert error["code"] == "invalid_request"
+    assert error["message"].endswith(".")
+    assert b"aaaa" not in body
+    assert [line for line in caplog.records if line.name.startswith("aiohttp")] == []
+    assert rig.handled == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages": [' + b'{"role":"user","content":"a"},' * 30_000 + b"{}]}",
+        b"{" + b'"a":1,' * 60_000 + b'"messages": []}',
+        b'{"messages": [' + b'{"role" :"user"},' * 60_000 + b"{}]}",
+        b'{"messages": [' + b'{"role\\\\":1},' * 60_000 + b"{}]}",
+        b'{"messages": [{"role":"user","content": [' + b'{"type" : "text"},' * 60_000 + b"{}]}]}",
+        b'{"messages": [' + b"[]," * 60_000 + b"[]]}",
+    ],
+    ids=["messages", "fields", "spaces", "backslashes", "parts", "lists"],
+)
+async def test_a_body_of_very_many_fields_is_refused_before_it_is_looked_at(
+    rig, body: bytes
+) -> None:
+    """57 MB of one-word messages held the event loop for seconds."""
+    got = await rig.post(CHAT, body)
+    assert (got.status, got.code) == (400, "invalid_request")
+    assert "50,000 fields, objects and lists" in got.error["message"]
+    assert rig.engine.seen == []
+
+
+async def test_text_that_looks_like_fields_is_text(rig) -> None:
+    """A prompt may be JSON itself, however large."""
+    text = '{"a":1}' * 60_000
+    got = await rig.post(CHAT, {**chat(), "messages": [{"role": "user", "content": text}]})
+    assert got.status == 200
+
+
+@pytest.mark.parametrize("tail", [b'\\"' * 200_000, b'":\\' * 100_000, b'{"a":"' * 60_000])
+async def test_texts_without_an_end_are_read_once(rig, tail: bytes) -> None:
+    """A text that is tried anew from each of its quotes would take minutes."""
+    got = await rig.post(CHAT, b'{"a":' + b'"' + b":" * 60_000 + tail)
+    assert (got.status, got.code) == (400, "invalid_request")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -43,6 +44,12 @@ async def _ask(rig, path: str, body: Any) -> None:
         await rig.post(path, body, headers={"x-cut": "1"})
 
 
+def _write_off(rig, before: int, seen) -> None:
+    """What is known of a death when the connection breaks: nothing is held any more."""
+    if len(rig.engine.seen) == before + 1:
+        rig.app.gate.void(rig.app.fleet.backends["gpu0"].pools[0])
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),
@@ -52,7 +59,7 @@ async def _ask(rig, path: str, body: Any) -> None:
         (GENERATE, {"text": "a b", "stream": True, "sampling_params": {"max_new_tokens": 3}}),
     ],
 )
-@pytest.mark.parametrize("situation", ["free", "queued", "pushed back"])
+@pytest.mark.parametrize("situation", ["free", "queued", "pushed back", "died"])
 async def test_cancelled_at_every_await_of_its_way(
     rig, monkeypatch, path: str, body: Any, situation: str, late: bool
 ) -> None:
@@ -69,6 +76,9 @@ async def test_cancelled_at_every_await_of_its_way(
             await rig.engine.arrived(number)
         elif situation == "pushed back":
             rig.engine.queue.append(queue_full())
+        elif situation == "died":
+            rig.engine.queue.append(Behaviour(reset_at=0))
+            rig.engine.script = partial(_write_off, rig, len(rig.engine.seen))
         rig.engine.default = Behaviour(tokens=3, gap_s=0.003)
         ended = len(rig.records) + 1
         victim = asyncio.ensure_future(_ask(rig, path, body))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from gateway import cli
 from gateway.cli import main
 from gateway.version import VERSION
 from tests.edge.rig import CHAT, Peer, chat, request
@@ -103,6 +104,37 @@ async def test_serve_says_one_line_drains_at_sigterm_and_exits_0(tmp_path) -> No
         assert [one["event"] for one in lines] == ["listening", "request", "drained"]
 
 
+async def test_sighup_reads_the_policy_again_and_a_bad_one_changes_nothing(tmp_path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("drain_s: 1.0\n")
+    async with FakeSGLang() as engine, serving(engine.url, policy) as gate:
+        async with aiohttp.ClientSession() as http:
+            await _ready(gate, http)
+
+            async def told(wanted) -> None:
+                async with asyncio.timeout(10):
+                    while True:
+                        async with http.get(gate.control + "/status") as answer:
+                            if wanted((await answer.json())["policy"]):
+                                return
+
+            # An option of the command line still wins: the file may not move the socket.
+            policy.write_text("limits: {max_n: 1}\nlisten: 127.0.0.1:1\n")
+            gate.process.send_signal(signal.SIGHUP)
+            await told(lambda state: state["reloads"] == 1 and not state["needs_restart"])
+            async with http.post(gate.url + CHAT, json=chat(n=2)) as answer:
+                assert answer.status == 400
+            policy.write_text("limits: {max_n: none}\n")
+            gate.process.send_signal(signal.SIGHUP)
+            await told(lambda state: state["problems"] and state["reloads"] == 1)
+        code, _, err = await gate.end()
+        lines = [json.loads(line) for line in err.splitlines()]
+        assert code == 0
+        assert [one["cause"] for one in lines if one["event"].startswith("policy")] == [
+            "SIGHUP"
+        ] * 2
+
+
 async def test_serve_exits_1_where_requests_were_cut(tmp_path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("drain_s: 0.2\n")
@@ -150,7 +182,18 @@ def test_serve_on_a_taken_port_is_one_sentence() -> None:
         )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert "cannot listen" in done.stderr
+    assert "--listen" in done.stderr
+    assert "Errno" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_interrupt_while_a_command_is_loaded_is_no_traceback(monkeypatch, capsys) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert main(["serve"]) == 130
+    assert capsys.readouterr().err == ""
 
 
 def _main(capsys: Any, *argv: str) -> tuple[int, str, str]:

@@ -6,13 +6,16 @@ import asyncio
 import io
 import json
 import logging
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import aiohttp
 import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
+from yarl import URL
 
+from gateway import app
+from gateway.edge import face
 from gateway.observe.log import configure
 from gateway.version import VERSION
 from tests.edge.rig import CHAT, TEXT
@@ -98,6 +101,58 @@ async def test_control_answers_at_once_while_the_queue_is_long(rig) -> None:
     assert {got.status for got in await asyncio.gather(*asked)} == {200}
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS hello\r\n\r\n",
+        b"GET /status HTTP/9.9\r\nhost: g\r\n\r\n",
+        b"GET /status HTTP/1.1\r\nhost: g\r\nbad header\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: g\r\n\r\nGET / HTTP/9.9\r\n\r\n",
+        b"GET /status HTTP/1.1\r\nhost: g\r\nx-long: " + b"a" * 40_000 + b"\r\n\r\n",
+        b"POST /reload HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["TLS", "version", "header", "after a good one", "long header", "chunk"],
+)
+async def test_bytes_that_are_no_http_fill_no_log_of_the_control_plane(
+    rig, data: bytes, caplog
+) -> None:
+    caplog.set_level("INFO")
+    reader, writer = await asyncio.open_connection("127.0.0.1", URL(rig.app.control_url).port)
+    writer.write(data)
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    writer.close()
+    assert b"HTTP/1.1 400 " in answer or b"HTTP/1.0 400 " in answer
+    assert [line for line in caplog.records if line.name.startswith("aiohttp")] == []
+
+
+@pytest.mark.parametrize("plane", ["listen_url", "control_url"])
+async def test_a_broken_body_that_nobody_reads_fills_no_log(rig, plane: str, caplog) -> None:
+    """It is dropped, and may not keep what it says it keeps."""
+    caplog.set_level("INFO")
+    url = URL(getattr(rig.app, plane))
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(
+        b"POST /nothing HTTP/1.1\r\nhost: g\r\ncontent-encoding: gzip\r\n"
+        b"content-length: 8\r\n\r\nno gzip!"
+    )
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert [line for line in caplog.records if line.name.startswith("aiohttp")] == []
+
+
+async def test_an_error_of_ours_on_the_control_plane_is_logged(rig, monkeypatch) -> None:
+    """What is made quiet is bytes of clients, nothing else."""
+    said: list[dict[str, BaseException]] = []
+    monkeypatch.setattr(face.server_logger, "log", lambda *args, **how: said.append(how))
+    monkeypatch.setattr(rig.app.control, "status", lambda: 1 / 0)
+    assert (await rig.control("/status")).status == 500
+    (how,) = said
+    assert isinstance(how["exc_info"], ZeroDivisionError)
+
+
 async def test_metrics_can_be_parsed_and_tell_what_happened(rig) -> None:
     await rig.chat(max_tokens=3)
     await rig.chat(max_tokens=99_999, stream=True)
@@ -170,7 +225,7 @@ async def test_what_a_client_says_stays_out_of_every_record(start, tmp_path, cap
         await rig.post(CHAT, secret | {"stream": True, "max_tokens": 9}, headers=key)
         shown = [(await rig.control(path)).body.decode() for path in ("/status", "/metrics")]
         shown.append(json.dumps(rig.records))
-        shown.append(repr(rig.app.policy) + repr(rig.app.data._identify))
+        shown.append(repr(rig.app.policy) + repr(rig.app.data._callers._identify))
     shown.append((tmp_path / "records.jsonl").read_text())
     output = capsys.readouterr()
     assert told.getvalue().count('"request"') == 10
@@ -178,30 +233,20 @@ async def test_what_a_client_says_stays_out_of_every_record(start, tmp_path, cap
         assert "PLANTED" not in text
 
 
-async def test_stopping_aborts_what_it_cuts(start) -> None:
-    """What is cut when draining is over is aborted at the engine, and nothing is thrown."""
-    async with start(quiet=False) as rig:
-        rig.engine.default = Behaviour(tokens=9, hold=asyncio.Event(), hold_at=2)
-        asked = asyncio.ensure_future(rig.chat(stream=True, max_tokens=9))
-        seen = await rig.engine.arrived()
-        await rig.engine.until(lambda: seen.events == 2)
-        drained = await rig.stop()
-        assert (drained.finished, drained.cut) == (0, 1)
-        async with asyncio.timeout(1):
-            await seen.ended.wait()
-        assert seen.how == "aborted"
-        with pytest.raises(aiohttp.ClientError):
-            await asked
-
-
-async def test_answers_in_one_piece_survive_the_last_moment_of_draining(start) -> None:
-    async with start({"drain_s": 5}, quiet=False) as rig:
-        hold = asyncio.Event()
-        rig.engine.default = Behaviour(tokens=2, hold=hold, hold_at=1)
-        asked = asyncio.ensure_future(rig.chat(max_tokens=2))
-        await rig.engine.arrived()
-        stopping = rig.stop()
-        await rig.until(lambda: rig.app.draining.begun)
-        hold.set()
-        assert (await stopping).cut == 0
-        assert (await asked).status == 200
+@pytest.mark.parametrize(
+    ("limits", "then", "warned"),
+    [
+        ((256, 256), None, True),
+        ((256, 4096), (896, 4096), False),
+        ((256, 512), (512, 512), True),
+        ((65_536, 65_536), None, False),
+    ],
+)
+def test_few_open_files_are_raised_or_said(monkeypatch, limits, then, warned) -> None:
+    """Class E: past its capacity a relay does not fall over its own file descriptors unsaid."""
+    set_to, said = [], []
+    monkeypatch.setattr(app.resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(app.resource, "setrlimit", lambda _, to: set_to.append(to))
+    app._enough_files(256, SimpleNamespace(warning=lambda event, **facts: said.append(event)))
+    assert set_to == ([then] if then else [])
+    assert said == (["few_open_files"] if warned else [])

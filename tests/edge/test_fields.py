@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from typing import Any
 
 import pytest
@@ -354,7 +356,9 @@ async def test_the_rank_is_the_ledgers_choice(start, dp: int) -> None:
                 assert (await rig.post(TEXT, body, headers=headers)).status == 200
             for seen, record in zip(rig.engine.seen, reversed(rig.records), strict=True):
                 assert seen.body[field] == record["rank"]
-                assert "x-data-parallel-rank" not in seen.headers
+                assert seen.headers["x-data-parallel-rank"] == str(record["rank"]), (
+                    "not the client's"
+                )
             assert {record["rank"] for record in rig.records} <= {0, 1}
 
 
@@ -364,3 +368,23 @@ async def test_stream_options_of_another_type_are_a_400(rig) -> None:
         got = await rig.chat(stream=stream, stream_options=5)
         assert (got.status, got.json()["error"]["param"]) == (400, "stream_options")
     assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(("model_type", "status"), [("qwen2_5_vl", 200), ("qwen3", 400)])
+async def test_an_image_costs_what_the_served_model_makes_of_it(
+    start, model_type: str, status: int
+) -> None:
+    """Qwen-VL: 28 pixels a token side, so 8 x 8 of 224 x 224. Of an unknown model: the ceiling."""
+    picture = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 224, 224) + b"\x08\x02"
+    url = "data:image/png;base64," + base64.b64encode(picture).decode()
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what?"}]
+    async with start(model_type=model_type) as rig:
+        plain = await rig.chat(max_tokens=5)
+        assert plain.status == 200
+        text = rig.records[0]["prompt_tokens"]
+        got = await rig.post(
+            CHAT, {**chat(max_tokens=5), "messages": [{"role": "user", "content": parts}]}
+        )
+        assert got.status == status
+        if status == 200:
+            assert 64 <= rig.records[0]["prompt_tokens"] <= 64 + text + 10

@@ -72,7 +72,7 @@ async def test_errors_are_those_of_its_own_types(rig, client) -> None:
     assert bad.value.code == "context_length_exceeded"
     assert "2041" in bad.value.message
     with pytest.raises(openai.NotFoundError):
-        await client.embeddings.create(model="tiny", input="x", encoding_format="float")
+        await client.images.generate(prompt="x")
     await rig.control("/drain", "POST")
     with pytest.raises(openai.InternalServerError) as draining:
         await client.chat.completions.create(model="tiny", messages=MESSAGES)

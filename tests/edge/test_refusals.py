@@ -62,18 +62,19 @@ def test_retry_after_is_a_whole_number_of_seconds_from_1_to_60(wait, told: int) 
 
 async def test_a_full_queue_is_429_with_place_and_time(start) -> None:
     """Class N: bounded by count; the refusal says who is in the way and when to come back."""
-    async with start({"queue": {"max_requests": 1}}) as rig, Busy(rig):
-        waiting = asyncio.ensure_future(rig.chat(max_tokens=5))
-        await rig.queued()
-        got = await rig.chat(max_tokens=5)
-        assert (got.status, got.code, got.error["type"]) == (429, "queue_full", "rate_limit_error")
-        assert 1 <= int(got.headers["retry-after"]) <= 60
-        assert got.error["needed"] == 26
-        assert got.error["position"] >= 1
-        assert rig.records[0]["code"] == "queue_full"
-        rig.engine.default = Behaviour(tokens=1)
-        first = waiting
-    assert (await first).status == 200
+    async with start({"queue": {"max_requests": 1}}) as rig:
+        async with Busy(rig):
+            waiting = asyncio.ensure_future(rig.chat(max_tokens=5))
+            await rig.queued()
+            got = await rig.chat(max_tokens=5)
+            error = got.error
+            assert (got.status, got.code, error["type"]) == (429, "queue_full", "rate_limit_error")
+            assert 1 <= int(got.headers["retry-after"]) <= 60
+            assert error["needed"] == 26
+            assert error["position"] >= 1
+            assert rig.records[0]["code"] == "queue_full"
+            rig.engine.default = Behaviour(tokens=1)
+        assert (await waiting).status == 200
 
 
 async def test_the_queue_is_bounded_by_bytes_and_by_tokens(start) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.edge.rig import CHAT, GENERATE, TEXT, chat, request
+from tests.edge.rig import API_CHAT, API_GENERATE, CHAT, COUNT, GENERATE, TEXT, chat, request
+from tests.fakes.typed import CLASSIFY, EMBEDDINGS, MESSAGES, RERANK, RESPONSES, SCORE
 
-# Every other route of SGLang 0.5.6, 0.5.12, 0.5.17 and 0.5.23, in all of their HTTP faces.
+# Every other route of SGLang 0.5.6, 0.5.12, 0.5.17 and 0.5.23, in all of their HTTP faces, and those
+# of Ollama that change what is on its disk or make vectors.
 CLOSED = """
-/abort_request /add_external_corpus /api/chat /api/generate /api/show /api/tags
+/abort_request /add_external_corpus
+/api/blobs/sha256:0 /api/copy /api/create /api/delete /api/embed /api/embeddings /api/pull /api/push
 /begin_weight_update /classify /clear_hicache_storage_backend /close_session /configure_logging
 /continue_generation /destroy_weights_update_group /detokenize /docs
 /dump_expert_distribution_record /dumper/reset /encode /end_weight_update /flush_cache /freeze_gc
@@ -27,16 +30,22 @@ CLOSED = """
 /stop_expert_distribution_record /stop_profile /tokenize /unload_lora_adapter
 /unregister_encoder_url /update_weight_version /update_weights_from_disk
 /update_weights_from_distributed /update_weights_from_ipc /update_weights_from_tensor
-/v1/audio/transcriptions /v1/classify /v1/decisions /v1/detokenize /v1/embeddings /v1/loads
-/v1/messages /v1/messages/count_tokens /v1/models/tiny /v1/realtime /v1/rerank /v1/responses
-/v1/responses/r1 /v1/responses/r1/cancel /v1/score /v1/systemone /v1/tokenize /vertex_generate
+/v1/audio/transcriptions /v1/decisions /v1/detokenize /v1/loads /v1/messages/batches
+/v1/models/tiny /v1/realtime /v1/responses/r1 /v1/responses/r1/cancel /v1/systemone /v1/tokenize
+/vertex_generate
 /weight_version /weights_checker /status /readyz /drain /reload
 """.split()  # noqa: SIM905 - read as a page
+
+SHOW = "/api/show"
+ASKED = ("/api/tags", "/api/ps", "/api/version")
+OTHERS = (MESSAGES, COUNT, RESPONSES, EMBEDDINGS, CLASSIFY, SCORE, RERANK)
+OTHERS += (API_CHAT, API_GENERATE, SHOW)
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND")
 
 OPEN = {("GET", "/"), ("HEAD", "/"), ("GET", "/v1/models"), ("POST", CHAT), ("POST", TEXT)}
-OPEN |= {("POST", GENERATE)}
+OPEN |= {("POST", GENERATE)} | {("POST", path) for path in OTHERS}
+OPEN |= {("GET", path) for path in ASKED}
 
 
 async def _statuses(rig, requests: list[bytes]) -> list[int]:
@@ -65,7 +74,8 @@ async def test_every_other_route_of_every_version_is_404_with_every_method(rig) 
 
 
 async def test_open_routes_answer_only_their_own_methods(rig) -> None:
-    asked = [(m, p) for p in (CHAT, TEXT, GENERATE, "/v1/models", "/") for m in METHODS]
+    paths = (CHAT, TEXT, GENERATE, *OTHERS, *ASKED, "/v1/models", "/")
+    asked = [(m, p) for p in paths for m in METHODS]
     asked = [pair for pair in asked if pair not in OPEN]
     got = await _statuses(rig, [request(path, b"{}", method=method) for method, path in asked])
     assert set(got) == {404}
@@ -108,6 +118,7 @@ async def test_there_is_no_second_spelling_of_a_route(rig, target: str) -> None:
     """A path is compared as it came: encoded, doubled and dotted spellings do not exist."""
     answer = await rig.raw(request(target, chat(), "connection: close"))
     assert answer.split(b" ")[1] in (b"404", b"400"), answer
+    assert b"x-kvgate-error-source: gateway" in answer.lower(), "the engine was not even asked"
     assert rig.engine.seen == []
     assert rig.engine.calls["/flush_cache"] == 0
 
@@ -161,8 +172,62 @@ async def test_models_are_those_of_ready_servers(rig) -> None:
 
 
 async def test_404_says_what_is_here(rig) -> None:
-    got = await rig.post("/v1/embeddings", {"input": "x"})
+    got = await rig.post("/v1/decisions", {"input": "x"})
     assert (got.status, got.code, got.error["type"]) == (404, "not_found", "not_found_error")
     assert got.headers["x-should-retry"] == "false"
     async with rig.http.put(rig.app.listen_url + CHAT, json=chat()) as answer:
         assert "POST" in (await answer.json())["error"]["message"]
+
+
+def _spellings(path: str) -> list[str]:
+    """Ways to write a path that some server, proxy or framework takes for the same one."""
+    bare = path.lstrip("/")
+    every = "".join(f"%{ord(letter):02x}" for letter in bare)
+    return [
+        f"/%{ord(bare[0]):02x}{bare[1:]}",
+        f"/{every}",
+        f"/{every.upper()}",
+        f"/%25{ord(bare[0]):02x}{bare[1:]}",
+        f"/{bare.upper()}",
+        f"//{bare}",
+        f"/{bare}/",
+        f"/./{bare}",
+        f"/v1/../{bare}",
+        f"/v1/chat/completions/../../../{bare}",
+        f"/generate/%2e%2e/{bare}",
+        f"/generate/..%2f{bare}",
+        f"/generate%2f..%2f{bare}",
+        f"/\\{bare}",
+        f"/{bare}%00",
+        f"/{bare};/generate",
+        f"/{bare}?/generate",
+        f"http://gate/{bare}",
+    ]
+
+
+async def test_no_spelling_of_a_closed_route_reaches_the_engine(rig) -> None:
+    """What counts is what the engine was asked; 404 or 400 is all that a client sees."""
+    before = dict(rig.engine.calls)
+    spellings = [spelling for path in CLOSED for spelling in _spellings(path)]
+    asked = [(("GET", "POST")[index % 2], spelling) for index, spelling in enumerate(spellings)]
+    got = await _statuses(rig, [request(path, b"{}", method=m) for m, path in asked])
+    odd = {pair: status for pair, status in zip(asked, got, strict=True) if status != 404}
+    assert set(odd.values()) <= {400}
+    own = {"/v1/loads", "/v1/models", "/server_info", "/get_server_info", "/metrics", "/get_load"}
+    grew = {path for path, times in rig.engine.calls.items() if times > before.get(path, 0)}
+    assert grew <= own, "the gate's own questions"
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize("protocol", ["websocket", "h2c", "HTTP/2.0"])
+async def test_no_closed_route_opens_by_an_upgrade(rig, protocol: str) -> None:
+    before = dict(rig.engine.calls)
+    for path in CLOSED:
+        for method in ("GET", "POST"):
+            fields = ("connection: upgrade, http2-settings", f"upgrade: {protocol}")
+            more = ("http2-settings: AAMAAABkAAQAAP__", "sec-websocket-key: dGhlIHNhbXBsZQ==")
+            async with rig.socket() as peer:
+                await peer.send(request(path, b"", *fields, *more, method=method))
+                assert (await peer.head())[0] == 404, path
+    for path in set(CLOSED) - {"/v1/loads", "/v1/models", "/server_info", "/metrics"}:
+        assert rig.engine.calls[path] == before.get(path, 0), path

@@ -42,7 +42,7 @@ class Behaviour:
     """None: as the engine does it (a 503 on a stream comes as 200 + first event, all else as
     an HTTP status). A number: as an event after that many events."""
     raw: bytes | None = None
-    """These bytes instead of any answer, then close."""
+    """These bytes instead of any answer, then close (after `hold`, where `hold_at` is not 0)."""
     close_connection: bool = False
     """Say `connection: close` and do it."""
     gzip: bool = False

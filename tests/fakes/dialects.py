@@ -11,11 +11,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from tests.fakes import typed
+from tests.fakes.typed import MESSAGES, MUTE, RESPONSES, TYPED
+
 PER_MESSAGE = 4
 UNCAPPED = 1 << 30
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
-GENERATION = (CHAT, COMPLETIONS, GENERATE)
+GENERATION = (CHAT, COMPLETIONS, GENERATE, *TYPED, *MUTE)
 
 
 def count(body: dict[str, Any]) -> int:
@@ -68,21 +71,19 @@ class Job:
     @classmethod
     def read(cls, path: str, body: dict[str, Any], fallback_rid: str) -> Job:
         params = body.get("sampling_params") or {}
-        caps = (
-            [params.get("max_new_tokens")]
-            if path == GENERATE
-            else [body.get("max_completion_tokens"), body.get("max_tokens")]
-        )
+        names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+        caps = [params.get("max_new_tokens")] if path == GENERATE else [body.get(n) for n in names]
         options = body.get("stream_options") or {}
-        rid = body.get("rid") or fallback_rid
+        rid = body.get("request_id" if path == RESPONSES else "rid") or fallback_rid
+        rid = fallback_rid if path == MESSAGES else rid
         return cls(
             path=path,
             rid=rid if isinstance(rid, str) else rid[0],
             model=body.get("model") or "tiny",
             stream=bool(body.get("stream")),
-            prompts=prompts(body),
+            prompts=prompts(typed.readable(path, body)),
             n=(params if path == GENERATE else body).get("n") or 1,
-            cap=next((cap for cap in caps if cap), UNCAPPED),
+            cap=0 if path in MUTE else next((cap for cap in caps if cap), UNCAPPED),
             usage=bool(options.get("include_usage")),
             usage_each=bool(options.get("continuous_usage_stats")),
         )
@@ -99,6 +100,8 @@ class Job:
 
     def event(self, index: int, made: int, text: str, finish: str | None) -> dict[str, Any]:
         """One streamed event of sequence `index`, its `made`-th token."""
+        if self.path in TYPED:
+            return typed.delta(self.path, made, text)
         if self.path == GENERATE:
             words = " ".join(["w"] * (made - 1) + [text]) if made else ""
             return self._generated(index, made, words, finish)
@@ -113,6 +116,8 @@ class Job:
 
     def first_events(self) -> list[dict[str, Any]]:
         """What a stream says before any token: a chat names the role."""
+        if self.path in TYPED:
+            return typed.first_events(self.path, self.rid, self.model, sum(self.prompts))
         if self.path != CHAT:
             return []
         delta = {"role": "assistant", "content": ""}
@@ -131,6 +136,8 @@ class Job:
 
     def whole(self, made: int, text: str, finish: str) -> Any:
         """The answer that is not streamed."""
+        if self.path in (*TYPED, *MUTE):
+            return typed.whole(self.path, self.rid, self.model, self.prompts, text, finish, made)
         indices = range(self.sequences)
         if self.path == GENERATE:
             answers = [self._generated(index, made, text, finish) for index in indices]
@@ -146,6 +153,8 @@ class Job:
 
     def error_event(self, status: int, message: str) -> dict[str, Any]:
         """An error inside a stream that began with 200."""
+        if self.path in TYPED:
+            return typed.error(self.path, status, message) | {"type": "error"}
         if self.path == GENERATE:
             reason = {"type": "abort", "status_code": status, "message": message}
             meta = {"id": self.rid, "finish_reason": reason, "completion_tokens": 0}
@@ -178,8 +187,10 @@ class Job:
         return body if self.sequences == 1 else body | {"index": index}
 
 
-def error_body(status: int, message: str) -> bytes:
+def error_body(status: int, message: str, path: str = CHAT) -> bytes:
     """SGLang's error over HTTP."""
+    if path in TYPED:
+        return json.dumps(typed.error(path, status, message)).encode()
     kind = "BadRequestError" if status == 400 else str(status)
     body = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
     return json.dumps(body).encode()
@@ -187,6 +198,8 @@ def error_body(status: int, message: str) -> bytes:
 
 def sse(event: Any) -> bytes:
     """One server-sent event."""
+    if "type" in event:
+        return typed.sse(event)
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 

@@ -13,9 +13,10 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.fakes import dialects
+from tests.fakes import dialects, typed
 from tests.fakes.dialects import DONE, GENERATE, Job, sse
 from tests.fakes.http1 import Received, Wire, head
+from tests.fakes.typed import MESSAGES, TYPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +98,8 @@ class Play:
             return "broken"
         if behaviour.raw is not None:
             await self._emit(behaviour.raw)
+            if behaviour.hold_at:
+                await self._held()
             self.seen.wire.close()
             return "finished"
         if behaviour.error is not None and behaviour.error_at is None:
@@ -110,12 +113,20 @@ class Play:
         if status == 503 and self.seen.job.stream:  # the engine says it inside the stream
             await self._emit(head(200, STREAM_HEAD))
             return await self._error_event(status, message)
-        body = dialects.error_body(status, message)
+        if status == 503 and self.seen.job.path == MESSAGES:
+            status, message = 500, "Internal server error"  # whatever the scheduler said
+        body = dialects.error_body(status, message, self.seen.job.path)
         await self._emit(head(status, _json_head(body)) + body)
         return "refused"
 
     async def _error_event(self, status: int, message: str) -> str:
-        await self._chunk(sse(self.seen.job.error_event(status, message)))
+        job = self.seen.job
+        if job.path in TYPED and not self.seen.events:
+            for event in job.first_events():
+                await self._chunk(sse(event))
+        await self._chunk(sse(job.error_event(status, message)))
+        if job.path == MESSAGES:
+            await self._chunk(sse({"type": "message_stop"}))
         await self._end_stream()
         return "refused"
 
@@ -123,6 +134,8 @@ class Play:
         job, seen, behaviour = self.seen.job, self.seen, self.behaviour
         await self._emit(head(200, STREAM_HEAD | self._closing()))
         for event in job.first_events():
+            await self._chunk(sse(event))
+        for event in typed.opening(job.path) if job.path in TYPED else ():
             await self._chunk(sse(event))
         while seen.events < self._total:
             await self._step()
@@ -149,6 +162,12 @@ class Play:
 
     async def _last_events(self) -> None:
         job, made = self.seen.job, self.seen.events
+        if job.path in TYPED:
+            usage = typed.parts(sum(job.prompts), made)
+            text, finish = " w" * made, "abort" if self._aborted else self._finish
+            for event in typed.last_events(job.path, job.rid, job.model, usage, text, finish):
+                await self._chunk(sse(event))
+            return
         if job.path != GENERATE or self._aborted:
             reason = "abort" if self._aborted else self._finish
             for index in range(job.sequences):
@@ -157,7 +176,8 @@ class Play:
             await self._chunk(sse(job.usage_event(made)))
 
     async def _end_stream(self) -> None:
-        await self._chunk(DONE)
+        if self.seen.job.path not in TYPED:
+            await self._chunk(DONE)
         await self._chunk(b"")
 
     async def _whole(self) -> str:

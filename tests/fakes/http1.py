@@ -93,6 +93,8 @@ class Wire(asyncio.StreamReaderProtocol):
 
     async def send(self, data: bytes) -> None:
         """Write, then wait while the peer reads too slowly."""
+        if self.writer.transport.is_closing():  # uvloop's raises RuntimeError for it
+            raise ConnectionResetError
         self.writer.write(data)
         await self.writer.drain()
 

@@ -27,11 +27,13 @@ class Profile:
     max_queued: int | None = None
     chunk: int = 2048
     model: str = "tiny"
+    model_type: str = "qwen3"
     model_path: str = "/models/tiny"
     tokenizer_path: str = "/models/tiny"
     api_key: str | None = None
     admin_api_key: str | None = None
     enable_metrics: bool = True
+    warm_up: int = 2  # prompt tokens before it says it is ready; 0: --skip-server-warmup
     random_seed: int | None = None  # None: drawn at each start, as the engine does
 
     @property
@@ -66,6 +68,7 @@ class RankUse:
     waiting: int = 0
     used: int = 0
     total: int = 0
+    prefilled: int = 0  # prompt tokens since the start
 
 
 def server_info(profile: Profile, start: Start) -> dict[str, Any]:
@@ -122,7 +125,9 @@ def server_info(profile: Profile, start: Start) -> dict[str, Any]:
 
 def model_info(profile: Profile) -> dict[str, Any]:
     """/model_info and /get_model_info."""
+    typed = {"model_type": profile.model_type} if profile.number >= (0, 5, 12) else {}
     return {
+        **typed,
         "model_path": profile.model_path,
         "tokenizer_path": profile.tokenizer_path,
         "is_generation": True,
@@ -151,10 +156,12 @@ def models(profile: Profile) -> dict[str, Any]:
     }
 
 
-def loads(profile: Profile, ranks: list[RankUse]) -> dict[str, Any]:
-    """/v1/loads: the 0.5.12 shape (aggregate, no time per rank) or the newer one."""
+def loads(profile: Profile, ranks: list[RankUse], taken: float | None = None) -> dict[str, Any]:
+    """/v1/loads: the 0.5.12 shape (aggregate, no time per rank) or the newer one, whose rows tell
+    when they were `taken` (now, where that is None)."""
     new = profile.number >= (0, 5, 17)
-    rows = [_load(profile, index, use, new=new) for index, use in enumerate(ranks)]
+    at = time.time() if taken is None else taken
+    rows = [_load(profile, index, use, at, new=new) for index, use in enumerate(ranks)]
     body: dict[str, Any] = {
         "timestamp": datetime.now(UTC).isoformat(),
         "version": profile.version,
@@ -174,7 +181,7 @@ def loads(profile: Profile, ranks: list[RankUse]) -> dict[str, Any]:
     }
 
 
-def _load(profile: Profile, rank: int, use: RankUse, *, new: bool) -> dict[str, Any]:
+def _load(profile: Profile, rank: int, use: RankUse, at: float, *, new: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "num_running_reqs": use.running,
         "num_waiting_reqs": use.waiting,
@@ -188,13 +195,32 @@ def _load(profile: Profile, rank: int, use: RankUse, *, new: bool) -> dict[str, 
     if not new:
         return row | {"num_total_reqs": use.running + use.waiting}
     return (
-        {"timestamp": time.time(), "dp_rank": rank}
+        {"timestamp": at, "dp_rank": rank}
         | row
         | {
             "num_waiting_uncached_tokens": use.total - use.used,
             "num_active_tokens": use.used,
+            "total_prefill_uncached_tokens": use.prefilled,
         }
     )
+
+
+def metrics(profile: Profile, retracted: list[int], ratio: float | None) -> bytes:
+    """/metrics: the few series that somebody reads. `retracted` is by rank, since the start.
+
+    The counter (from 0.5.12) is listed from its first retraction on, as in prometheus_client's
+    multiprocess mode. The gauge before it holds the last report's; here all of them.
+    """
+    lines = ["# HELP sglang:num_retracted_reqs The number of retracted requests."]
+    for rank, number in enumerate(retracted):
+        shared = f'engine_type="unified",model_name="{profile.model}",pp_rank="0",tp_rank="0"'
+        labels = (f'dp_rank="{rank}",' if profile.dp > 1 else "") + shared
+        lines.append(f'sglang:num_retracted_reqs{{pid="7",{labels}}} {float(number)}')
+        if number and profile.number >= (0, 5, 12):
+            lines.append(f"sglang:num_retracted_requests_total{{{labels}}} {float(number)}")
+        if ratio is not None:
+            lines.append(f"sglang:new_token_ratio{{{labels}}} {ratio}")
+    return ("\n".join(lines) + "\n").encode()
 
 
 def get_load(ranks: list[RankUse]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter, deque
 from dataclasses import replace
 from itertools import count as counter
@@ -32,6 +33,7 @@ from tests.fakes.dialects import UNCAPPED, Job
 from tests.fakes.generation import Play, Seen
 from tests.fakes.http1 import Wire
 from tests.fakes.profile import Profile, RankUse, Start
+from tests.fakes.typed import MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +56,11 @@ class FakeSGLang:
     def __init__(self, **changes: Any) -> None:
         self.profile = Profile(**changes)
         self.start = Start.of(self.profile)
+        self.retracted = [0] * self.profile.dp  # requests since the start, by rank: see /metrics
+        self.prefilled = self.profile.warm_up
+        """Prompt tokens since the start as the loads say them, of each rank; a test lets it grow."""
+        self.ratio: float | None = 0.7
+        """new_token_ratio as /metrics say it; None: they do not."""
         self.default = Behaviour()
         self.queue: deque[Behaviour] = deque()
         self.script: Callable[[Seen], Behaviour | None] = lambda _: None
@@ -75,6 +82,7 @@ class FakeSGLang:
         self._answering = asyncio.Event()
         self._stepping = asyncio.Event()
         self._stale: list[RankUse] | None = None
+        self._stale_at: float | None = None
         self._rids = counter()
         self._answering.set()
         self._stepping.set()
@@ -121,18 +129,20 @@ class FakeSGLang:
         """Start again on the same port, as a new process, perhaps with other arguments."""
         self.profile = replace(self.profile, **changes)
         self.start = Start.of(self.profile)
+        self.prefilled = self.profile.warm_up
+        self.retracted = [0] * self.profile.dp
         self.thaw()
         self.unmute()
         await self._listen()
 
     def freeze(self) -> None:
         """The scheduler hangs: no token moves, /server_info hangs, loads are 200 and stale."""
-        self._stale = self.use()
+        self._stale, self._stale_at = self.use(), time.time()
         self._stepping.clear()
 
     def thaw(self) -> None:
         """Undo `freeze`."""
-        self._stale = None
+        self._stale = self._stale_at = None
         self._stepping.set()
 
     def mute(self) -> None:
@@ -169,7 +179,7 @@ class FakeSGLang:
             )
             used = sum(seen.held for seen in running)
             total = used + sum(seen.held for seen in waiting)
-            ranks.append(RankUse(len(running), len(waiting), used, total))
+            ranks.append(RankUse(len(running), len(waiting), used, total, self.prefilled))
         return ranks
 
     # ---- one connection ----
@@ -193,8 +203,13 @@ class FakeSGLang:
     async def _answer(self, wire: Wire, received: Received) -> None:
         if not self._authorized(received):
             await wire.answer(401, b'{"error":"Unauthorized"}')
+        elif received.path == MESSAGES and self.profile.number < (0, 5, 12):
+            await wire.answer(404, b'{"detail":"Not Found"}')
         elif received.path in dialects.GENERATION:
             await self._generate(wire, received)
+        elif received.path == "/metrics" and self.profile.enable_metrics:
+            body = profile.metrics(self.profile, self.retracted, self.ratio)
+            await wire.answer(200, body, {"content-type": "text/plain; version=0.0.4"})
         else:
             status, body = await self._introspect(received)
             await wire.answer(status, json.dumps(body).encode())
@@ -218,7 +233,7 @@ class FakeSGLang:
             case "/v1/models":
                 answer = profile.models(self.profile)
             case "/v1/loads":
-                answer = profile.loads(self.profile, self._stale or self.use())
+                answer = profile.loads(self.profile, self._stale or self.use(), self._stale_at)
             case "/get_load":
                 answer = profile.get_load(self._stale or self.use())
             case "/health" | "/health_generate":
@@ -261,7 +276,7 @@ class FakeSGLang:
         number = next(self._rids)
         job = Job.read(received.path, body, f"engine-{number}")
         if (wrong := self._invalid(job)) is not None:
-            await wire.answer(400, dialects.error_body(400, wrong))
+            await wire.answer(400, dialects.error_body(400, wrong, job.path))
             return
         rank = body.get("routed_dp_rank", received.headers.get("x-data-parallel-rank", number))
         seen = Seen(received, job, int(rank) % self.profile.dp, wire, loop.time())

@@ -11,7 +11,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator
+    from collections.abc import Callable, Coroutine, Generator
 
 
 class Cancelled:
@@ -20,12 +20,17 @@ class Cancelled:
 
 @types.coroutine
 def cancelled_at(
-    work: Coroutine[Any, Any, Any], at: int, *, late: bool
+    work: Coroutine[Any, Any, Any],
+    at: int,
+    *,
+    late: bool,
+    look: Callable[[Coroutine[Any, Any, Any]], None] = lambda _: None,
 ) -> Generator[Any, Any, Any]:
     """Run `work` and throw CancelledError at its `at`-th suspension (from 1).
 
     `late` throws only when what it waited for has come, as when a task is cancelled in the very
-    turn in which its future is done. Returns Cancelled if it went off, else the result of `work`.
+    turn in which its future is done. `look` is called with `work` where it stands at that moment.
+    Returns Cancelled if it went off, else the result of `work`.
     """
     step = 0
     throw: BaseException | None = None
@@ -41,6 +46,8 @@ def cancelled_at(
             return Cancelled
         throw = None
         step += 1
+        if step == at:
+            look(work)
         if step == at and not late:
             if waited is not None:  # as a task does with what it waits for
                 waited._asyncio_future_blocking = False

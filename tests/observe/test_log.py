@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.model import Outcome
-from gateway.observe.log import LEVELS, REDACTED, configure, redact, request_line
+from gateway.observe.log import LEVELS, REDACTED, Straight, configure, redact, request_line
 from gateway.policy.schema import Observe
 
 from .made_up import finished, refused
@@ -224,3 +224,34 @@ def test_a_broken_stream_costs_lines_and_nothing_else(tmp_path) -> None:
     structlog.get_logger("kvgate").info("after the file was closed")
     logging.getLogger("library").warning("neither does a library fail")
     configure()
+
+
+def test_requests_are_told_in_the_very_words_of_all_other_lines() -> None:
+    straight, chain = io.StringIO(), io.StringIO()
+    facts = {
+        "reason": f"Bearer {PLANTED}\n",
+        "token": PLANTED,
+        "n": 1,
+        "at": None,
+        "of": ["a", 2.5],
+    }
+    for stream, log in ((straight, Straight()), (chain, structlog.get_logger())):
+        configure("info", stream)
+        log.info("request", **facts)
+        log.warning("request", client="é" * 600)
+    without = [{**line, "timestamp": ""} for line in lines(straight)]
+    assert without == [{**line, "timestamp": ""} for line in lines(chain)]
+    assert [list(line) for line in lines(straight)] == [list(line) for line in lines(chain)]
+    assert PLANTED not in straight.getvalue()
+    assert len(lines(straight)[0]["timestamp"]) >= len("2026-11-30T03:25:18Z")
+
+
+def test_straight_lines_keep_to_the_level_and_to_a_terminal() -> None:
+    quiet, terminal = io.StringIO(), Terminal()
+    configure("warning", quiet)
+    Straight().info("request", n=1)
+    configure("info", terminal)
+    Straight().info("request", n=1)
+    assert quiet.getvalue() == ""
+    assert not terminal.getvalue().startswith("{")
+    assert "request" in terminal.getvalue()

@@ -30,7 +30,8 @@ from gateway.core.model import (
     View,
 )
 from gateway.observe.metrics import UPSTREAM_CODES, Metrics
-from gateway.observe.record import OTHER, PHASES, Record
+from gateway.observe.record import OTHER, PHASES, VERDICTS, Record
+from gateway.observe.view import EngineView
 
 from .made_up import finished, refused, view
 
@@ -80,7 +81,8 @@ def test_the_list_above_holds_every_transition() -> None:
 ALLOWED = {
     "backend": {*BACKENDS, OTHER},
     "client": {*CLIENTS, OTHER},
-    "code": {*(c.value for c in Code), *UPSTREAM_CODES},
+    "code": {*(c.value for c in Code), *UPSTREAM_CODES, "none"},
+    "verdict": set(VERDICTS),
     "source": {"gateway", "upstream"},
     "outcome": {*(o.value for o in Outcome), OTHER},
     "phase": set(PHASES),
@@ -113,6 +115,8 @@ RECORDS = st.builds(
     tpot_ms=st.none() | st.floats(0, 1e6),
     e2e_ms=st.none() | st.floats(0, 1e6),
     streamed=st.booleans(),
+    shadow=st.none() | st.sampled_from(VERDICTS),
+    shadow_code=st.none() | st.sampled_from(Code),
 )
 
 
@@ -213,6 +217,24 @@ def test_gauges_are_read_at_the_scrape() -> None:
     assert got["kvgate_client_waiting_requests", ("agents",)] == 4
 
 
+def test_what_engines_say_otherwise_is_told_while_it_is_fresh() -> None:
+    m = metrics()
+    m.set_view(view)
+    m.set_engines(
+        lambda: [
+            EngineView("gpu0", on_trial=True, drift={0: -500, 1: 20}),
+            EngineView("stranger", loads_stale=True, drift={0: 7}),
+        ]
+    )
+    got = samples(m)
+    assert got["kvgate_drift_tokens", ("gpu0", "0")] == -500
+    assert got["kvgate_drift_tokens", ("gpu0", "1")] == 20
+    assert ("kvgate_drift_tokens", (OTHER, "0")) not in got
+    assert got["kvgate_server_on_trial", ("gpu0",)] == 1
+    assert got["kvgate_loads_stale", ("gpu0",)] == 0
+    assert got["kvgate_loads_stale", (OTHER,)] == 1
+
+
 def test_a_view_that_cannot_be_read_costs_the_gauges_only() -> None:
     def broken() -> View:
         raise RuntimeError
@@ -252,3 +274,14 @@ def test_two_gates_in_one_process_do_not_meet() -> None:
 
 def test_the_content_type_is_that_of_the_text_format() -> None:
     assert metrics().render()[1] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_the_first_death_is_seen_by_a_rate() -> None:
+    """Series that alerts ask for begin at 0; Prometheus takes one that begins at 1 for no increase."""
+    m = metrics()
+    there = samples(m)
+    assert there["kvgate_released_total", ("gpu0", "voided")] == 0
+    assert there["kvgate_undercounted_total", ("gpu1",)] == 0
+    assert there["kvgate_ended_total", ("agents", "failed", "stream")] == 0
+    m.set_names(["later"], ["agents"])
+    assert samples(m)["kvgate_released_total", ("later", "voided")] == 0

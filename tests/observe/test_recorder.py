@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import threading
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from gateway.observe import recorder
+from gateway.observe.background import Background
 from gateway.observe.recorder import RecordWriter
+from gateway.observe.rotated import Rotated
 
 from .made_up import finished
 
@@ -60,32 +63,14 @@ def test_without_a_path_there_is_a_ring_and_no_thread() -> None:
     records.close()
 
 
-def lines_of(path: Path, max_bytes: int, keep: int, names: str) -> None:
-    """Write one line a time, as an idle gate does, so that rotation falls between them."""
-    lines = recorder._Lines(path, max_bytes, keep)
-    for name in names:
-        lines.append([b'{"id":"%s"}\n' % name.encode()])
-    lines.close()
-
-
-@pytest.mark.parametrize(
-    ("keep", "files"),
-    [
-        (0, {"r": ["e"]}),
-        (1, {"r": ["e"], "r.1": ["c", "d"]}),
-        (2, {"r": ["e"], "r.1": ["c", "d"], "r.2": ["a", "b"]}),
-    ],
-)
-def test_files_rotate_by_size_and_only_so_many_are_kept(
-    tmp_path: Path, keep: int, files: dict[str, list[str]]
-) -> None:
-    lines_of(tmp_path / "r", 24, keep, "abcde")
-    assert {path.name: ids(path) for path in tmp_path.iterdir()} == files
-
-
-def test_a_line_larger_than_the_limit_still_gets_its_file(tmp_path: Path) -> None:
-    lines_of(tmp_path / "r", 5, 9, "ab")
-    assert {path.name: ids(path) for path in tmp_path.iterdir()} == {"r": ["b"], "r.1": ["a"]}
+def test_the_past_is_kept_compressed_and_only_so_much_of_it(tmp_path: Path) -> None:
+    for number in range(4):
+        records = writer(tmp_path / "r.jsonl", Warnings(), max_bytes=100, keep=2)
+        records.write(finished(id=f"r{number}"))
+        records.close()
+    assert ids(tmp_path / "r.jsonl") == ["r3"]
+    past = sorted(path for path in tmp_path.iterdir() if path.suffix == ".gz")
+    assert [json.loads(gzip.decompress(path.read_bytes()))["id"] for path in past] == ["r1", "r2"]
 
 
 def test_a_full_disk_is_one_warning_and_no_torn_line(
@@ -101,7 +86,7 @@ def test_a_full_disk_is_one_warning_and_no_torn_line(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", write)
-    monkeypatch.setattr(recorder, "_BATCH", 1)
+    monkeypatch.setattr(recorder, "BATCH", 1)
     warn = Warnings()
     records = writer(tmp_path / "r", warn)
 
@@ -122,17 +107,21 @@ def test_a_full_disk_is_one_warning_and_no_torn_line(
 
 
 def test_it_says_when_it_works_again(tmp_path: Path) -> None:
-    (tmp_path / "blocked").write_text("a file where a folder should be")
-    warn = Warnings()
-    records = writer(None, warn)
-    lines = recorder._Lines(tmp_path / "blocked" / "r", 1000, 1)
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a folder should be")
+    warn, lines = Warnings(), Rotated(blocked / "r", max_bytes=1000, keep=1)
+    written: Background[bytes] = Background(
+        "records", blocked / "r", lambda batch: lines.append(b"".join(batch)),
+        warn=warn, backlog=9, batch=1, on_close=lines.close,
+    )  # fmt: skip
+    written.close()  # the thread is over: what follows is in order
     for _ in range(2):
-        records._append(lines, [{"id": "x"}])
-    (tmp_path / "blocked").unlink()
+        written._try([b"x\n"])
+    blocked.unlink()
     for _ in range(2):
-        records._append(lines, [{"id": "y"}])
+        written._try([b"y\n"])
     lines.close()
-    assert ids(tmp_path / "blocked" / "r") == ["y", "y"]
+    assert (blocked / "r").read_text() == "y\ny\n"
     assert [event for event, _ in warn] == ["records_not_written", "records_written_again"]
     assert warn[1][1]["dropped"] == 2
 
@@ -152,11 +141,11 @@ def test_a_hung_disk_costs_records_and_nobody_waits(
 ) -> None:
     started, released = threading.Event(), threading.Event()
 
-    def hang(self: object, lines: list[bytes]) -> None:
+    def hang(self: object, data: bytes) -> None:
         started.set()
         released.wait(30)
 
-    monkeypatch.setattr(recorder._Lines, "append", hang)
+    monkeypatch.setattr(Rotated, "append", hang)
     monkeypatch.setattr(recorder, "BACKLOG", 2)
     records = writer(tmp_path / "r", Warnings())
     records.write(finished())
@@ -164,10 +153,10 @@ def test_a_hung_disk_costs_records_and_nobody_waits(
     for _ in range(5):
         records.write(finished())  # two wait, three are dropped
     assert records.dropped == 3
-    thread = records._thread
+    assert records._file is not None
+    thread = records._file._thread
     records.close(timeout_s=0.01)
     released.set()
-    assert thread is not None
-    records._waiting.put(None)
+    records._file._waiting.put(None)
     thread.join(30)
     assert not thread.is_alive()

@@ -95,6 +95,36 @@ def test_strangers_are_anyone_where_it_is_listed_or_nobody_is() -> None:
     assert identify(with_anyone).resolve({"x-api-key": "sk-planted-red"}) == "red"
 
 
+def test_keys_by_digest_several_headers_and_addresses() -> None:
+    policy = Policy(
+        clients=(
+            Client(
+                name="lab",
+                key_sha256=[hashlib.sha256(key).hexdigest() for key in (b"k1", b"k2")],
+                header=[HeaderMatch(name="x-a", value="1"), HeaderMatch(name="x-b", value="2")],
+                address=["10.0.0.0/8", "fd00::/8"],
+            ),
+            Client(name="desk", address="10.1.2.3"),
+            Client(name="floor", address="10.1.0.0/16"),
+        )
+    )
+    who = identify(policy)
+    assert [who.resolve({"x-api-key": key}) for key in ("k1", "k2")] == ["lab", "lab"]
+    assert [who.resolve(h) for h in ({"x-a": "1"}, {"x-b": "2"})] == ["lab", "lab"]
+    callers = {
+        "10.1.2.3": "desk",
+        "10.1.2.4": "floor",
+        "10.2.0.1": "lab",
+        "::ffff:10.1.2.3": "desk",
+        "fd00::1": "lab",
+    }
+    assert {peer: who.resolve({}, peer) for peer in callers} == callers
+    for peer in ("11.0.0.1", "fe80::1%eth0", "", "localhost", "/run/kvgate.sock"):
+        assert isinstance(who.resolve({}, peer), Unauthorized), peer
+    assert who.resolve({"x-api-key": "k1"}, "10.1.2.3") == "lab", "a key says more than an address"
+    assert who.resolve({"x-a": "1"}, "10.1.2.3") == "lab", "and so does a header"
+
+
 def test_a_key_file_holds_several_keys_of_one_client(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("old\n\n  new  \n")

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.model import ClientRule, PoolLimits, QueueRule
+from gateway.core.model import ClientRule, PoolLimits, QueueRule, Quota
 from gateway.policy.compile import client_rules, pool_limits, queue_rule
 from gateway.policy.schema import Backend, Client, Policy, Queue
+from gateway.policy.schema import Quota as PolicyQuota
 
 URL = "http://127.0.0.1:30000"
 
@@ -25,6 +26,8 @@ class Server:
     chunk: int | None = 2048
     max_prefill: int | None = 16_384
     speculative_reserve: int = 0
+    conservativeness: float = 1.0
+    radix_disabled: bool = False
 
 
 def test_without_a_policy_the_server_decides() -> None:
@@ -39,7 +42,21 @@ def test_without_a_policy_the_server_decides() -> None:
         prefill_tokens=2048,
         slots=48,
         speculative=4,
+        forecast=True,
+        conservativeness=1.0,
+        tpot_s=0.1,
     )
+
+
+def test_how_cautious_the_server_and_the_policy_are_is_passed_on() -> None:
+    limits = pool_limits(Backend(url=URL, tpot_s="off"), Server(conservativeness=0.3))
+    assert (limits.conservativeness, limits.tpot_s) == (0.3, None)
+
+
+def test_a_server_without_a_prefix_cache_is_known_as_one():
+    assert pool_limits(Backend(url=URL), Server()).caches
+    assert not pool_limits(Backend(url=URL), Server(radix_disabled=True)).caches
+    assert pool_limits(Backend(url=URL), Server(), forecast=False).forecast is False
 
 
 def test_a_policy_narrows() -> None:
@@ -115,3 +132,14 @@ def test_queue_rule_and_that_the_defaults_of_policy_and_core_agree() -> None:
     assert queue_rule(Policy()) == QueueRule()
     queue = Queue(max_requests=1, max_tokens=2, max_bytes=3, max_wait_s=4.0)
     assert queue_rule(Policy(queue=queue)) == QueueRule(1, 2, 3, 4.0)
+
+
+def test_a_client_s_caps_and_quota_reach_the_core() -> None:
+    client = Client(
+        name="anyone",
+        default_output_tokens=5,
+        max_output_tokens=6,
+        quota=PolicyQuota(tokens=7, window_s=8.0),
+    )
+    (rule,) = client_rules(Policy(clients=(client,))).values()
+    assert (rule.default_output, rule.max_output, rule.quota) == (5, 6, Quota(7, 8.0))

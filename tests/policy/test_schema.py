@@ -15,11 +15,7 @@ from gateway.policy.types import host_port, is_loopback
 URL = "http://127.0.0.1:30000"
 
 
-SECTIONS = [
-    kind
-    for kind in vars(schema).values()
-    if isinstance(kind, type) and issubclass(kind, schema.Section) and kind is not schema.Section
-]
+SECTIONS = sorted(schema.Section.__subclasses__(), key=lambda kind: kind.__name__)
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda kind: kind.__name__)
@@ -81,7 +77,10 @@ def test_a_backend_without_a_name_is_called_by_host_and_port() -> None:
     assert Backend(url=URL, name="gpu0").name == "gpu0"
 
 
-@pytest.mark.parametrize(("written", "meant"), [(True, "on"), (False, "off"), ("off", "off")])
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [(True, "on"), (False, "off"), ("off", "off"), ("shadow", "shadow")],
+)
 def test_bare_on_and_off_of_yaml_are_the_words(written: object, meant: str) -> None:
     assert Policy.model_validate({"admission": written}).admission == meant
 
@@ -139,3 +138,17 @@ def test_no_reply_can_start_after_the_first_byte_limit_of_a_whole_context_prefil
     limits = Policy().limits
     assert 262_000 / 300 < limits.first_byte_s < limits.answer_s
     assert limits.answer_s > 32_000 / 10
+
+
+@pytest.mark.parametrize(
+    "written", ["http://Box:4318", "http://box:4318/", "http://box:4318/v1/traces"]
+)
+def test_a_collector_is_named_by_its_root_with_or_without_the_route(written: str) -> None:
+    assert schema.Observe(otlp=written).otlp == "http://box:4318"
+
+
+@pytest.mark.parametrize("written", ["box:4318", "http://user:secret@box:4318", "grpc://box:4317"])
+def test_a_collector_is_an_http_url_without_credentials(written: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        schema.Observe(otlp=written)
+    assert "otlp" in str(caught.value)

@@ -17,6 +17,7 @@ from tests.real.load import (
     LoadSampler,
     chat_body,
     chats,
+    chats_in_one_pass,
     spread,
     streaming,
 )
@@ -57,7 +58,7 @@ class TestWithoutTheGate:
         self, engine: Engine, report: Note
     ) -> None:
         with LoadSampler(engine) as seen:
-            replies = await chats(engine.url, bodies(12, seed=200, max_tokens=300))
+            replies = await chats_in_one_pass(engine, bodies(12, seed=200, max_tokens=300))
         ttft = [reply.first_byte_s for reply in replies]
         report(f"12 chats of at most 300 tokens: TTFT {spread(ttft)}; {seen}")
         assert seen.waiting >= 8

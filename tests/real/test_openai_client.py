@@ -191,7 +191,7 @@ async def test_a_malformed_request_is_a_bad_request(client: AsyncOpenAI) -> None
 
 
 async def test_other_routes_are_not_found(client: AsyncOpenAI) -> None:
-    for path in ("/v1/embeddings", "/server_info", "/flush_cache", "/v1/loads"):
+    for path in ("/v1/audio/transcriptions", "/server_info", "/flush_cache", "/v1/loads"):
         url = str(client.base_url).removesuffix("/v1/") + path
         with pytest.raises(openai.NotFoundError):
             await client.post(url, cast_to=object, body={})

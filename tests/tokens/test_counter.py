@@ -56,6 +56,29 @@ async def test_token_ids_count_as_their_length(kind, body, prompts):
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
+        (Kind.COMPLETION, {"prompt": [1, -1]}),
+        (Kind.COMPLETION, {"prompt": [[1], [2, 100]]}),
+        (Kind.GENERATE, {"input_ids": [100]}),
+        (Kind.GENERATE, {"text": "x", "input_ids": [[1], [-5]]}),
+        (Kind.CHAT, {"messages": [], "input_ids": [999_999_999]}),
+        (Kind.COMPLETION, {"prompt": [10**30]}),
+    ],
+)
+async def test_token_ids_the_model_does_not_have_never_reach_the_engine(kind, body):
+    """They end its scheduler, and everybody's answers with it."""
+    with pytest.raises(CountRefused, match=r"[Tt]oken id"):
+        await count(Counter(ids=100), kind, body)
+
+
+async def test_where_the_vocabulary_is_unknown_no_model_has_a_million_tokens():
+    assert (await count(Counter(), Kind.COMPLETION, {"prompt": [262_143]})).prompts == (1,)
+    with pytest.raises(CountRefused):
+        await count(Counter(), Kind.COMPLETION, {"prompt": [999_999_999]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
         (Kind.CHAT, {}),
         (Kind.CHAT, {"messages": "hi"}),
         (Kind.CHAT, {"messages": []}),

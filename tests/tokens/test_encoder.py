@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
+from gateway.tokens.blocks import BLOCK, LONGEST
 from gateway.tokens.encoder import (
     _UNUSED_SPECIAL,
     HuggingFaceEncoder,
@@ -60,7 +61,7 @@ def pair(request):
 
 
 @given(text=texts)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_counts_equal_tokenizers(pair, text):
     tokenizer, counter = pair
     assert counter.count(text) == len(tokenizer.encode(text, add_special_tokens=False))
@@ -193,7 +194,7 @@ def test_adversarial_text_is_bounded(qwen_like, text):
     try:
         assert 0 < counter.count(text) <= len(text.encode())
     except Unencodable:
-        assert text.startswith("e")  # the one run that is too long to be a text
+        assert len(text) > BLOCK + LONGEST  # a run too long to be a text
 
 
 def test_a_million_spaces_are_not_encoded(qwen_like):

@@ -107,7 +107,7 @@ class Blocked:
         self.begun, self.go = threading.Semaphore(0), threading.Event()
         self.threads = set()
 
-    def count(self, text):
+    def count(self, text, until, lead):
         self.threads.add(threading.current_thread().name)
         self.begun.release()
         assert self.go.wait(30)
@@ -280,3 +280,67 @@ def test_loading_says_why_not_tiktoken(qwen_like):
     tokenizer["normalizer"] = {"type": "NFKC"}
     _, reason = load_text_counter(json.dumps(tokenizer).encode(), {})
     assert reason == "normalizer other than NFC"
+
+
+@pytest.mark.parametrize(
+    "architecture", ["DeepseekV4ForCausalLM", "KimiK3ForConditionalGeneration"]
+)
+async def test_chats_that_the_engine_renders_in_code_are_never_called_exact_from_a_template(
+    tmp_path, qwen_like, architecture
+):
+    """The files may hold a template; the engine does not use it."""
+    directory = write_model(tmp_path, qwen_like)
+    (directory / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    alone = await build_counter(tokenizer_dir=directory, engine_version="0.5.23", remote=None)
+    assert any(f"renders chats of {architecture}" in note for note in alone.notes)
+    counted = await alone.count(Kind.CHAT, CHAT, 100)
+    assert counted.method is Method.ESTIMATE
+    text = CHAT["messages"][0]["content"]
+    plain = await alone.count(Kind.COMPLETION, {"prompt": text}, 100)
+    assert plain.method is Method.EXACT
+    assert counted.total > plain.total
+
+    async def tokenize(body):
+        if "prompt" in body:
+            return len(qwen_like.encode(body["prompt"]))
+        return 4_711
+
+    asking = await build_counter(tokenizer_dir=directory, engine_version="0.5.23", remote=tokenize)
+    counted = await asking.count(Kind.CHAT, CHAT, 100)
+    assert (counted.total, counted.method) == (4_711, Method.EXACT)
+
+
+async def test_work_ends_after_its_seconds_and_the_bytes_bound_the_rest(model_dir, monkeypatch):
+    counter = await build_counter(tokenizer_dir=model_dir, engine_version="0.5.17", remote=None)
+    monkeypatch.setattr(module, "WORK_SECONDS", -1.0)
+    for kind, body in ((Kind.CHAT, CHAT), (Kind.COMPLETION, {"prompt": "plain text"})):
+        counted = await counter.count(kind, body, 100)
+        assert counted.method is Method.BOUND
+    assert counter.fallbacks == {"timeout": 2}
+
+
+async def test_two_turns_of_a_chat_begin_with_the_same_marks(counter):
+    turn = {"role": "assistant", "content": "It is a token counter."}
+    first = {"messages": [*CHAT["messages"]]}
+    later = {"messages": [*first["messages"], turn, {"role": "user", "content": "And then?"}]}
+    other = {"messages": [{"role": "user", "content": "something else"}]}
+    for size in (100, LARGE):
+        one = await counter.count(Kind.CHAT, first, size)
+        two = await counter.count(Kind.CHAT, later, size)
+        shared = [a for a, b in zip(one.lead, two.lead, strict=False) if a == b]
+        assert len(shared) >= 2
+        depth = shared[-1][1]
+        assert 0.5 * one.total <= depth <= one.total, (
+            "the prompt of the first turn is in the second"
+        )
+        assert [tokens for _, tokens in two.lead] == sorted(tokens for _, tokens in two.lead)
+        assert two.lead[-1][1] <= two.total + 1
+        three = await counter.count(Kind.CHAT, other, size)
+        assert all(a != b for a, b in zip(one.lead, three.lead, strict=False) if a[1] > 4)
+
+
+async def test_several_prompts_have_no_beginning_in_common_to_tell(counter):
+    one = await counter.count(Kind.COMPLETION, {"prompt": "naïve 词表"}, 100)
+    assert len(one.lead) == 1
+    several = await counter.count(Kind.COMPLETION, {"prompt": ["a b", "a b c"]}, 100)
+    assert several.lead == ()

@@ -104,7 +104,7 @@ def test_queue_full_is_an_abort_with_503():
 def test_the_fewest_outputs_go_first_then_the_longest_prompt_then_the_youngest():
     def job(rid, out, prompt):
         made = Job(rid, prompt, ENDLESS)
-        made.out = out
+        made.own_out = out
         return made
 
     batch = [job("old", 9, 10), job("short", 2, 10), job("long", 2, 90), job("twin", 2, 90)]

@@ -37,8 +37,8 @@ def status(code: int) -> Scripted:
 class ScriptedClient:
     """`mood` is up, refused, silent (accepts, says nothing) or frozen (the scheduler hangs).
 
-    `override` gives single routes another answer: JSON, a `Scripted`, or an exception. Asking two questions
-    at once fails the test.
+    `override` gives single routes another answer: JSON, a `Scripted`, an exception, or a function
+    that returns one of them or a wait. Asking two questions at once fails the test.
     """
 
     def __init__(self, **changes: Any) -> None:
@@ -78,6 +78,10 @@ class ScriptedClient:
             await asyncio.Event().wait()
         await asyncio.sleep(self.latency_s)
         answer = self.override[path] if path in self.override else self._body(path)
+        if callable(answer):
+            answer = answer()
+        if asyncio.iscoroutine(answer):
+            await answer
         if isinstance(answer, Exception):
             raise answer
         return (

@@ -22,7 +22,7 @@ from tests.upstream.engine import (
 )
 
 if TYPE_CHECKING:
-    from gateway.upstream.client import Reply
+    from gateway.upstream.reply import Reply
 
 
 async def test_close_drops_the_connection_at_once() -> None:

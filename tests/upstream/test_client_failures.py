@@ -185,7 +185,7 @@ async def test_a_crash_under_the_request_is_not_the_race(monkeypatch: pytest.Mon
         await answer_then_drop(peer)
         await asyncio.sleep(0.05)
 
-    monkeypatch.setattr("gateway.upstream.client._RACE_S", 0.02)
+    monkeypatch.setattr("gateway.upstream.reply._RACE_S", 0.02)
     async with pair() as (client, it):
         it.scripts.append(script)
         await post(client)

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from gateway.upstream.client import Client, strip_hop_by_hop
+from gateway.upstream.client import Client
 from gateway.upstream.errors import Failure, UpstreamError
+from gateway.upstream.headers import strip_hop_by_hop
 from tests.upstream.engine import (
     LAST,
     OK,

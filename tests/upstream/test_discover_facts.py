@@ -40,6 +40,7 @@ def test_real_answers(version, chunk):
     assert got.version_text == version
     assert got.models == ("tiny",)
     assert got.model_path == got.tokenizer_path == "/models/tiny-qwen3"
+    assert (got.model_type, got.chat_template) == ("qwen3", "")
     assert (got.context, got.pool_tokens, got.max_input) == (8192, 2048, 2042)
     assert (got.max_running, got.page, got.dp, got.chunk) == (1024, 1, 1, chunk)
     assert (got.max_prefill, got.speculative_reserve, got.max_queued) == (16384, 0, None)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.upstream import sse
 from gateway.upstream.answer import reply_facts
 from gateway.upstream.sse import EVENT_CAP, HOLD_CAP, SseTap, Verdict, peek
 
@@ -353,3 +354,91 @@ def test_any_json_leaves_facts_unknown_at_worst(dialect: str, document: object) 
     run([event(body), event(body)], dialect)
     assert peek(event(body)).verdict is not Verdict.INCOMPLETE
     assert reply_facts(dialect, b"{").tokens == 0  # type: ignore[arg-type]
+
+
+PIECE = st.one_of(
+    st.sampled_from(
+        [b" a", b"\\n", b"\\\"", b"\\u00e9", b"\\ud83d\\ude00", b"\\ud83d", "é词".encode(), b"\xff", b"\\x", b"", b"\\", b"\x01"]
+    ),
+    st.binary(max_size=4),
+)  # fmt: skip
+EVENTS = st.lists(
+    st.one_of(
+        PIECE.map(lambda text: b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % text),
+        PIECE.map(lambda text: b'data: {"choices":[{"index":0,"delta":{"content":"","reasoning_content":"%b"}}]}\n\n' % text),
+        PIECE.map(lambda text: b'data: {"choices":[{"index":1,"text":"%b","finish_reason":null}],"usage":null}\n\n' % text),
+        PIECE.map(lambda text: b'data: {"choices":[{"delta":{"content":"%b"},"finish_reason":"stop"}]}\n\n' % text),
+        st.sampled_from([USAGE, b"data: [DONE]\n\n", b": beat\n\n"]),
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+class Parsing(SseTap):
+    """Parses every event."""
+
+    def _remember(self, event: bytes, document: dict) -> None:
+        """Remembers nothing."""
+
+
+@given(EVENTS, st.sampled_from(["chat", "completion"]), st.lists(st.integers(0, 900), max_size=6))
+def test_an_event_that_is_not_parsed_tells_what_parsing_it_would(
+    events: list[bytes], dialect: str, cuts: list[int]
+) -> None:
+    stream = b"".join(events)
+    short, long = SseTap(dialect, strip_usage=True), Parsing(dialect, strip_usage=True)
+    told = [b"", b""]
+    at = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    for begin, end in itertools.pairwise(at):
+        told = [
+            one + tap.feed(stream[begin:end]) for one, tap in zip(told, (short, long), strict=True)
+        ]
+    told = [one + tap.finish() for one, tap in zip(told, (short, long), strict=True)]
+    assert told[0] == told[1]
+    assert (short.tokens, short.events, short.done) == (long.tokens, long.events, long.done)
+    assert short.finish_reasons == long.finish_reasons
+
+
+@pytest.mark.parametrize(
+    "smuggled",
+    [
+        b'a"},"finish_reason":"stop"},{"index":1,"delta":{"content":"b',
+        b'a"},"finish_reason":"length"}],"x":[{"y":{"z":"b',
+        b'a","tool_calls":[{"index":0}],"x":"b',
+        b"a\x01b",
+        b"a\\xb",
+        b"\\ud83d",
+        b"\xff",
+    ],
+    ids=[
+        "another choice",
+        "an end",
+        "a call",
+        "a control mark",
+        "no escape",
+        "half a pair",
+        "no UTF-8",
+    ],
+)
+def test_what_only_looks_like_another_word_is_parsed(
+    monkeypatch: pytest.MonkeyPatch, smuggled: bytes
+) -> None:
+    one = b'data: {"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'
+    tap, parsed = SseTap("chat", strip_usage=True), []
+    tap.feed(one)
+    real = sse._parse
+    monkeypatch.setattr(sse, "_parse", lambda payload: parsed.append(payload) or real(payload))
+    tap.feed(one.replace(b" word", smuggled))
+    assert len(parsed) == 1
+    tap.feed(one + one.replace(b" word", smuggled))  # also where it comes behind another
+    assert len(parsed) >= 2
+
+
+def test_plain_words_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = b'data: {"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'
+    tap = SseTap("chat", strip_usage=True)
+    tap.feed(one)
+    monkeypatch.setattr(sse, "_parse", lambda payload: pytest.fail("parsed"))
+    assert tap.feed(one.replace(b"word", b'w\\u00f6rd \\"{}\\"')) != b""
+    assert tap.feed(one * 3) == one * 3
+    assert tap.tokens == tap.events == 5

@@ -23,12 +23,25 @@ class Told:
         self.up: list[Any] = []
         self.down: list[tuple[float, str]] = []
         self.loads: list[float] = []
+        self.gone: list[tuple[float, str]] = []
+        self.stalls: list[float] = []
+        self.moves: list[float] = []
+        self.busy: float | None = None
 
     def on_down(self, reason: str) -> None:
         self.down.append((now(), reason))
 
     def on_loads(self, loads: Any) -> None:
         self.loads.append(now())
+
+    def on_gone(self, reason: str) -> None:
+        self.gone.append((now(), reason))
+
+    def on_stall(self, reason: str) -> None:
+        self.stalls.append(now())
+
+    def on_move(self) -> None:
+        self.moves.append(now())
 
 
 def now() -> float:
@@ -45,6 +58,10 @@ async def watching(client: ScriptedClient):
         on_up=told.up.append,
         on_down=told.on_down,
         on_loads=told.on_loads,
+        on_gone=told.on_gone,
+        on_stall=told.on_stall,
+        on_move=told.on_move,
+        busy_since=lambda: told.busy,
     )
     watch.start()
     try:
@@ -158,6 +175,195 @@ async def test_same_key_after_a_shut_door(version, starts):
         watch.suspect("reset")
         await asyncio.sleep(2)
         assert watch.starts == starts
+
+
+# ---- what it held is gone ------------------------------------------------------------------------
+
+
+async def test_two_shut_doors_after_a_hint_mean_gone_and_one_does_not():
+    client = ScriptedClient()
+    async with watching(client) as (watch, told):
+        await asyncio.sleep(0.5)
+        client.mood = "refused"
+        watch.suspect("reset")
+        await asyncio.sleep(0.1)
+        assert told.gone == []
+        client.mood = "up"
+        await asyncio.sleep(0.3)
+        assert watch.snapshot().state is Life.READY
+        client.mood = "refused"
+        watch.suspect("reset")
+        hint = now()
+        await asyncio.sleep(30)
+        ((at, reason),) = told.gone  # once, however long the door stays shut
+        assert at - hint < 0.5
+        assert "No connection" in reason
+
+
+async def test_a_door_that_is_silent_is_not_shut():
+    """As for 5.4 s after a scheduler was killed: nothing is known of what it held."""
+    client = ScriptedClient()
+    async with watching(client) as (watch, told):
+        await asyncio.sleep(0.5)
+        client.mood = "silent"
+        watch.suspect("reset")
+        await asyncio.sleep(60)
+        assert told.gone == []
+        client.mood = "refused"
+        await asyncio.sleep(13)
+        assert len(told.gone) == 1
+
+
+async def test_a_server_that_was_never_there_is_not_gone():
+    client = ScriptedClient()
+    client.mood = "refused"
+    async with watching(client) as (_, told):
+        await asyncio.sleep(10)
+        assert told.gone == []
+
+
+async def test_a_hint_during_a_discovery_has_it_asked_once_more():
+    """Its answers may be from before the death that the hint is about."""
+    client = ScriptedClient()
+    client.latency_s = 0.2
+    async with watching(client) as (watch, told):
+        await asyncio.sleep(1)
+        watch.suspect("reset")
+        await asyncio.sleep(0.3)  # in the midst of three questions
+        watch.suspect("another reset")
+        await asyncio.sleep(0.5)
+        assert watch.snapshot().state is Life.DOWN
+        await asyncio.sleep(0.5)
+        assert watch.snapshot().state is Life.READY
+        assert len(told.up) == 2
+        assert len(client.times("/server_info")) == 3
+
+
+async def test_a_hint_does_not_wait_for_a_question_that_is_out():
+    client = ScriptedClient()
+    async with watching(client) as (watch, told):
+        await asyncio.sleep(5)
+        client.mood = "silent"
+        await asyncio.sleep(1.5)  # the next question is out, and has 3 s
+        client.mood = "refused"
+        hint = now()
+        watch.suspect("reset")
+        await asyncio.sleep(1)
+        ((at, _),) = told.gone
+        assert at - hint < 0.5
+
+
+# ---- a scheduler that does not move ------------------------------------------------------------
+
+
+def frozen(client: ScriptedClient, *, health: object = None) -> None:
+    """Its HTTP side answers: the same loads for ever, older with each."""
+    taken = now()
+    row = {"num_running_reqs": 1, "num_used_tokens": 9, "max_total_num_tokens": 2048}
+
+    def stale() -> Any:
+        return {"timestamp": now(), "loads": [row | {"timestamp": taken}]}
+
+    client.override |= {"/v1/loads": stale, "/health": status(503) if health is None else health}
+
+
+async def test_a_frozen_scheduler_is_seen_within_its_time_though_everything_answers():
+    client = ScriptedClient()
+    async with watching(client) as (watch, told):
+        await asyncio.sleep(5)
+        told.busy = now()
+        frozen(client)
+        froze = now()
+        await asyncio.sleep(29)
+        assert told.stalls == []
+        await asyncio.sleep(60)
+        (at,) = told.stalls
+        assert 30 <= at - froze <= 33
+        view = watch.snapshot()
+        assert view.state is Life.STALLED
+        assert "nothing has moved" in str(view.error)
+        assert (told.down, told.gone, len(told.up)) == ([], [], 1)
+        assert len(client.times("/health")) == 1, "one probe, and only when in doubt"
+        client.override.clear()
+        told.busy = now()
+        await asyncio.sleep(2)
+        assert len(told.moves) == 1
+        assert (watch.snapshot().state, watch.snapshot().error) == (Life.READY, None)
+
+
+@pytest.mark.parametrize("sign", ["bytes", "health", "snapshots", "idle"])
+async def test_any_sign_of_life_speaks_for_it(sign):
+    client = ScriptedClient()
+    async with watching(client) as (watch, told):
+        await asyncio.sleep(5)
+        told.busy = None if sign == "idle" else now()
+        frozen(client, health={} if sign == "health" else None)
+        if sign == "snapshots":
+            row = {"num_running_reqs": 1, "num_used_tokens": 9}
+            client.override["/v1/loads"] = lambda: {
+                "timestamp": now(),
+                "loads": [row | {"timestamp": now() - 5}],
+            }
+        await (flow(watch, 120) if sign == "bytes" else asyncio.sleep(120))
+        assert told.stalls == []
+        assert watch.snapshot().state is Life.READY
+
+
+async def test_one_rank_at_work_speaks_for_a_server_whose_others_are_idle():
+    client = ScriptedClient(dp=2)
+    async with watching(client) as (_watch, told):
+        told.busy = 0.0
+        row = {"num_running_reqs": 1, "num_used_tokens": 9}
+        client.override["/health"] = status(503)
+        client.override["/v1/loads"] = lambda: {
+            "timestamp": now() + 1e6,
+            "loads": [
+                row | {"dp_rank": 0, "timestamp": now() + 1e6 - 2},
+                {"num_running_reqs": 0, "num_used_tokens": 0, "dp_rank": 1, "timestamp": 5.0},
+            ],
+        }
+        await asyncio.sleep(120)
+        assert told.stalls == []
+
+
+async def test_a_byte_ends_a_stall_at_once():
+    client = ScriptedClient()
+    async with watching(client) as (watch, told):
+        told.busy = 0.0
+        frozen(client)
+        await asyncio.sleep(60)
+        assert len(told.stalls) == 1
+        watch.alive()
+        assert len(told.moves) == 1
+        assert watch.snapshot().state is Life.READY
+
+
+async def test_a_stalled_server_may_still_die():
+    client = ScriptedClient()
+    async with watching(client) as (watch, told):
+        told.busy = 0.0
+        frozen(client)
+        await asyncio.sleep(60)
+        client.mood = "refused"
+        watch.suspect("reset")
+        assert watch.snapshot().state is Life.DOWN
+        await asyncio.sleep(1)
+        assert (len(told.gone), told.moves) == (1, [])
+
+
+async def test_a_server_whose_loads_go_through_the_scheduler_stalls_with_them():
+    """0.5.6: an answer is a sign of life by itself, silence is none."""
+    client = ScriptedClient(version="0.5.6")
+    async with watching(client) as (_, told):
+        told.busy = 0.0
+        await asyncio.sleep(120)
+        assert told.stalls == []
+        silent = asyncio.Event()
+        client.override |= {"/get_load": silent.wait, "/health": silent.wait}
+        froze = now()
+        await asyncio.sleep(60)
+        (at,) = told.stalls
+        assert at - froze <= 30 + 5 + 3 + 3
 
 
 async def test_shut_door_without_traffic_is_noticed():

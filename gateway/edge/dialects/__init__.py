@@ -13,8 +13,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.core.model import Grant
+    from gateway.edge.voices import Voice
     from gateway.tokens import Kind
+
+FIRST = (0, 0, 0)
+"""Since when a route exists that every version in use has (0.5.6-0.5.23)."""
 
 Body = dict[str, Any]
 """A parsed JSON object: Any, since clients send what they like."""
@@ -36,6 +42,51 @@ class Invalid(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """When what happened to one request, for an API whose answers tell it. `now` is the clock that
+    the others were read from, seconds; `wall` is the time of day in UTC, as ISO 8601 writes it."""
+
+    arrived: float
+    granted: float
+    now: Callable[[], float]
+    wall: Callable[[], str]
+
+
+class Teller(Protocol):
+    """Tells the engine's answer to one request in the words of another API. Pure, and never raises:
+    what it does not understand it leaves out, but for what makes the answer another one."""
+
+    def feed(self, data: bytes) -> bytes:
+        """What to send on for the next bytes of the engine's event stream."""
+        ...
+
+    def finish(self) -> bytes:
+        """What is still to be sent once that stream has ended in good order."""
+        ...
+
+    def whole(self, body: bytes) -> bytes | None:
+        """A whole answer; None where the engine's is not one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """What the engine is asked for a request of an API that it is not asked in."""
+
+    target: str  # the engine's own route
+    body: Body  # in the words of that route
+    teller: Callable[[Times], Teller]
+
+
+class Known(Exception):
+    """The answer needs no engine: this is it, a JSON document."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__("known")
+        self.body = body
+
+
+@dataclass(frozen=True, slots=True)
 class Intent:
     """The few things a body says that decide what happens to it."""
 
@@ -48,6 +99,12 @@ class Intent:
     strip_usage: bool = False  # we ask for usage on a stream whose client did not
     prompts: int = 1  # as many as are counted and charged, each n times
     heavy: str | None = None  # the field that makes the engine compute over every prompt position
+    instead: Instead | None = None  # None: the engine is asked in the client's own words
+    known: bytes | None = None  # the answer, where none is to be generated
+
+    def put(self, body: Body) -> Body:
+        """The body that is counted and written: `body`, unless the engine is asked another one."""
+        return body if self.instead is None else self.instead.body
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +116,22 @@ class Engine:
 
 
 class Dialect(Protocol):
-    """One API."""
+    """One API.
+
+    `since` is the first SGLang version that has the route. `named` tells whether its body takes our
+    request id: where it does not, the engine knows the request by its connection alone. `steered`
+    tells whether the engine lets us choose the data-parallel rank.
+    """
+
+    voice: Voice
+    since: tuple[int, int, int]
+    named: bool
+    steered: bool
 
     def read(self, body: Body) -> Intent:
         """What the body wants. Raises Invalid."""
         ...
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
-        """The body to send: the cap in force, our rid, usage asked for."""
+        """The body to send, made of `intent.put(…)`: the cap in force, our rid, usage asked for."""
         ...

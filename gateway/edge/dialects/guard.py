@@ -33,6 +33,7 @@ STRIPPED: Final = (
     "bootstrap_host",  # routes into disaggregation; one value crashes the scheduler
     "bootstrap_port",
     "bootstrap_room",
+    "session_id",  # ties requests to KV memory that outlives them (0.5.17)
     "data_parallel_rank",  # the ledger decided the rank
     "routed_dp_rank",
     "return_hidden_states",  # megabytes per token, never in these APIs' answers
@@ -145,6 +146,18 @@ def count(value: object, field: str) -> int:
     return number
 
 
+def positive(value: object, field: str) -> int:
+    """A cap that has to be there, as Anthropic has it. Raises Invalid."""
+    number = whole(value, field)
+    if number is None:
+        msg = f"{field}: Field required"
+        raise Invalid(msg, field)
+    if number <= 0:
+        msg = f"{field} must be positive"
+        raise Invalid(msg, field)
+    return min(number, HUGE)
+
+
 def prompts(value: object) -> int:
     """How many prompts a field holds: a list of texts or of id lists; a text or its ids are one."""
     many = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
@@ -164,6 +177,11 @@ def flag(value: object, field: str) -> bool:
         return False
     msg = f"{field} must be true or false"
     raise Invalid(msg, field)
+
+
+def untagged(model: str) -> str:
+    """A model's name without the tag that Ollama's clients put behind every name that has none."""
+    return model.removesuffix(":latest")
 
 
 def name(value: object) -> str | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gateway.edge.dialects import Body, Engine, Intent, Invalid, guard
+from gateway.edge import voices
+from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard
 from gateway.tokens import Kind
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ TEXT_USUAL = 16
 
 class Chat:
     """POST /v1/chat/completions."""
+
+    voice: voices.Voice = voices.OPENAI
+    since = FIRST
+    named = True
+    steered = True
 
     def read(self, body: Body) -> Intent:
         """See `Dialect.read`."""
@@ -64,6 +70,11 @@ class Chat:
 
 class Text:
     """POST /v1/completions."""
+
+    voice: voices.Voice = voices.OPENAI
+    since = FIRST
+    named = True
+    steered = True
 
     def read(self, body: Body) -> Intent:
         """See `Dialect.read`."""

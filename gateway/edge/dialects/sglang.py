@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gateway.edge.dialects import Body, Engine, Intent, Invalid, guard
+from gateway.edge import voices
+from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard
 from gateway.edge.dialects.openai import RANKS_FROM
 from gateway.tokens import Kind
 
@@ -20,6 +21,11 @@ USUAL = 128
 
 class Generate:
     """POST /generate."""
+
+    voice: voices.Voice = voices.OPENAI
+    since = FIRST
+    named = True
+    steered = True
 
     def read(self, body: Body) -> Intent:
         """See `Dialect.read`.

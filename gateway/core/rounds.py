@@ -1,0 +1,49 @@
+"""What happens by the clock alone: windows of decoding speed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.core.pace import WINDOW_S
+
+if TYPE_CHECKING:
+    from gateway.core.books import Pool
+
+LOOK_S = 0.25
+"""While something waits, forecasts are looked at again this often: a stream gives ten tokens
+meanwhile, and the engine's ratio falls by a hundredth."""
+
+LEAST_TOKENS = 16
+"""A stream with fewer tokens shows its start, not its pace."""
+
+
+def window(place: Pool, now: float) -> None:
+    """A pace window of a pool is over: how fast has each stream that decodes been so far?
+
+    Over its life, as its client sees it: in five seconds one long prefill would be all there is.
+
+    Answers that are not streamed show no tokens; they are taken to decode as the others do.
+    """
+    ledger = place.ledger
+    seconds = now - place.looked
+    place.looked = now
+    tpots: list[float] = []
+    for ident, hold in ledger.holds.items():
+        ledger.follow(ident, hold)
+        if hold.prefilling or hold.lingering:
+            continue
+        if not hold.streamed:
+            spent = now - hold.decoding_since
+            most = hold.demand.slots * hold.demand.cap
+            guess = int(spent * ledger.pace.tokens_per_s) * hold.demand.slots
+            ledger.grew(hold, min(guess, most))
+            continue
+        if hold.each >= LEAST_TOKENS:
+            tpots.append((now - hold.decoding_since) / hold.each)
+    ledger.pace.window(tpots, ledger.slots)
+    ledger.envelope.served(seconds)
+
+
+def window_due(now: float) -> float:
+    """When the window that begins now is over."""
+    return now + WINDOW_S

@@ -1,0 +1,20 @@
+"""Sums that are kept step by step: one that would go below zero is a bug in the caller, and raises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.core.model import PoolId
+
+
+class LedgerError(RuntimeError):
+    """An impossible entry: the books would no longer add up."""
+
+
+def less(value: int, by: int, what: str, pool: PoolId) -> int:
+    """`value` without `by`. Raises LedgerError where that is below zero."""
+    if value < by:
+        msg = f"{what} of {pool} would go below zero: {value} - {by}"
+        raise LedgerError(msg)
+    return value - by

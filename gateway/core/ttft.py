@@ -1,0 +1,104 @@
+"""When the first token will come, once a request is sent.
+
+Theory. TTFT = a step in progress + what is in prefill before it + its own prompt, whose attention
+grows with the square + what decodes between. What the server has in its cache (see `prefix`) is not
+read again, but looked at. So it is nearly linear in
+
+    1, tokens to read before it, tokens of its own to read, these times its prompt, streams that decode,
+
+with coefficients that differ by machine: found by recursive least squares with forgetting (Ljung
+1999), each sample weighted by 1/TTFT^2 so that the error is relative. The bound is the 95th
+percentile of real over predicted among the last WINDOW requests (split conformal).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+
+FORGET = 0.98  # the last 50 requests, ten for each coefficient: a changed machine is soon noticed
+WINDOW = 200
+LEVEL = 0.95
+LEAST_SAMPLES = 20  # a 95th percentile of fewer is their maximum
+LEAST_S = 1e-3
+TESTED = 5  # as many as there are coefficients: fewer leave some at what was assumed
+TESTED_S = 60.0
+"""After so long without a sample a prediction is of another hour: what made it slow may be over."""
+_PRIOR = 1e4  # variance of coefficients before the first sample: they are unknown
+_MOST_VARIANCE = (
+    1e8  # directions without samples must not grow without end while others are forgotten
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds from sending to the first token: the likely, and the one that 95 % stay below."""
+
+    likely: float
+    high: float
+    features: tuple[float, ...]
+
+
+class TtftModel:
+    """One pool."""
+
+    def __init__(self, prefill_rate: float) -> None:
+        """`prefill_rate`, tokens per second, stands in until something was measured."""
+        per_k = 1000.0 / prefill_rate
+        self._weights = [0.05, per_k, per_k, 0.0, 0.0]
+        size = len(self._weights)
+        self._cov = [[_PRIOR if i == j else 0.0 for j in range(size)] for i in range(size)]
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._samples = 0
+        self._tested_at = 0.0
+
+    def tested(self, now: float) -> bool:
+        """Whether predictions rest on samples, and on recent ones."""
+        return self._samples >= TESTED and now - self._tested_at <= TESTED_S
+
+    def predict(self, left: int, prompt: int, backlog: int, streams: int) -> Prediction:
+        """For `left` of `prompt` tokens to be read after `backlog` of others, while `streams` decode."""
+        k = left / 1000.0
+        features = (1.0, backlog / 1000.0, k, k * prompt / 100_000.0, streams / 10.0)
+        likely = sum(w * x for w, x in zip(self._weights, features, strict=True))
+        likely = max(likely, LEAST_S)
+        return Prediction(likely, likely * self._factor(), features)
+
+    def learn(self, prediction: Prediction, took_s: float, now: float) -> None:
+        """What `prediction` was about took so long."""
+        self._samples += 1
+        self._tested_at = now
+        took = max(took_s, LEAST_S)
+        self._remember(took / prediction.likely)
+        # Weighted by 1/took: the error to be small is the relative one.
+        x = [value / took for value in prediction.features]
+        size = len(x)
+        gain = [sum(self._cov[i][j] * x[j] for j in range(size)) for i in range(size)]
+        scale = FORGET + sum(x[i] * gain[i] for i in range(size))
+        error = 1.0 - sum(w * value for w, value in zip(self._weights, x, strict=True))
+        for i in range(size):
+            self._weights[i] += gain[i] / scale * error
+        for i in range(size):
+            for j in range(size):
+                self._cov[i][j] = (self._cov[i][j] - gain[i] * gain[j] / scale) / FORGET
+        for i in range(size):
+            if self._cov[i][i] > _PRIOR:
+                shrink = math.sqrt(_PRIOR / self._cov[i][i])
+                for j in range(size):  # rows and columns alike: it stays a covariance
+                    self._cov[i][j] *= shrink
+                    self._cov[j][i] *= shrink
+
+    def _factor(self) -> float:
+        if len(self._sorted) < LEAST_SAMPLES:
+            return 2.0
+        rank = min(len(self._sorted) - 1, int(LEVEL * (len(self._sorted) + 1)))
+        return max(1.0, self._sorted[rank])
+
+    def _remember(self, ratio: float) -> None:
+        self._recent.append(ratio)
+        insort(self._sorted, ratio)
+        if len(self._recent) > WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]

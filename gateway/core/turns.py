@@ -1,0 +1,229 @@
+"""The moves every decision is made of: start what fits, let go, evict, refuse, and what is due.
+
+`Admission` is the face; these are its hands. Nothing outside the core calls them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gateway.core import rounds
+from gateway.core.amount import NOTHING
+from gateway.core.books import Books, Timer
+from gateway.core.choice import next_to_start
+from gateway.core.drainrate import DrainRate, retry_after_s
+from gateway.core.eta import wait_s
+from gateway.core.model import (
+    Code,
+    Grant,
+    Granted,
+    Refusal,
+    Refused,
+    Release,
+    Released,
+    RequestId,
+)
+from gateway.core.quota import Meters
+from gateway.core.recall import Recall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.core.flows import Entry
+    from gateway.core.ledger import Hold
+    from gateway.core.model import Demand, PoolId, QueueRule, Ticket, Transition
+
+COMES_BACK = frozenset({Code.QUEUE_FULL, Code.QUEUE_TIMEOUT, Code.DEADLINE_UNREACHABLE})
+"""Refusals for want of room: whoever honours the time they name finds its place kept."""
+
+USED = frozenset({Release.ENDED, Release.CONFIRMED, Release.GRACE})
+"""Ends of requests the engine was at work on; what died with its server is not charged."""
+
+NO_ROOM_TO_TELL = frozenset({Code.DRAINING, Code.NO_BACKEND})
+"""Refusals that room, places in line and the drain rate say nothing of: another gate, or another
+start of a server, will answer."""
+
+NOBODY = RequestId("")
+"""The request of a timer that is about none."""
+
+
+class Turns:
+    """State and moves. `jitter` returns a number in [0, 1)."""
+
+    def __init__(
+        self, queue: QueueRule, *, now: float = 0.0, jitter: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self.queue = queue
+        self.books = Books()
+        self.meters = Meters()
+        self._jitter = jitter
+        self._drain = DrainRate(started=now)
+        self._recall = Recall()
+        self._look_at = 0.0
+        self._draining = False
+
+    # ---- the pump ------------------------------------------------------------------------------
+
+    def _pump(self, now: float, out: list[Transition]) -> None:
+        """Grant until nothing more fits."""
+        if not self.books.waiting:
+            return
+        for pool in self.books.pools.values():
+            if pool.until <= now:
+                pool.ledger.bound_by(NOTHING)
+                pool.until = math.inf
+            pool.ledger.refresh(now)
+        while self.books.waiting and (choice := next_to_start(self.books, now)) is not None:
+            entry, ledger, demand = choice
+            hold = self.books.hold(entry, ledger.pool, demand, now)
+            self._watch_pace(ledger.pool, now)
+            self._drain.busy(now, is_busy=True)
+            asked = entry.ticket.ask.cap
+            out.append(
+                Granted(
+                    Grant(
+                        id=entry.ticket.id,
+                        pool=ledger.pool,
+                        demand=demand,
+                        clamped_from=asked if asked is not None and demand.cap < asked else None,
+                        injected=asked is None,
+                        queued_s=now - entry.since,
+                        ttft_s=hold.prediction.likely if hold.prediction else None,
+                        ttft_high_s=hold.prediction.high if hold.prediction else None,
+                    )
+                )
+            )
+        if self.books.waiting and self._look_at <= now and self._forecasts():
+            self._look_at = now + rounds.LOOK_S
+            self.books.at(self._look_at, Timer.LOOK, NOBODY)
+
+    def _forecasts(self) -> bool:
+        """Whether room may come without an event."""
+        pools = self.books.pools.values()
+        return any(p.open and p.ledger.holds and p.ledger.limits.forecast for p in pools)
+
+    def _watch_pace(self, ident: PoolId, now: float) -> None:
+        """Something runs: its speed is looked at by windows, until nothing does."""
+        place = self.books.pools[ident]
+        limits = place.ledger.limits
+        if not place.pacing and (limits.forecast or limits.tpot_s is not None):
+            place.pacing, place.looked = True, now
+            self.books.at(rounds.window_due(now), Timer.PACE, NOBODY)
+
+    def _paced(self, now: float) -> None:
+        for ident, place in self.books.pools.items():
+            if place.pacing and rounds.window_due(place.looked) <= now:
+                rounds.window(place, now)
+                place.pacing = False
+                if place.ledger.holds:
+                    self._watch_pace(ident, now)
+
+    def _expires(self, ticket: Ticket, demands: dict[PoolId, Demand], now: float) -> float:
+        """When waiting is of no use any more: sooner than its deadline by what its prompt takes."""
+        until = now + self.queue.max_wait_s
+        if ticket.deadline is None:
+            return until
+        takes = (
+            self.books.pools[pool].alone_s(demand, ticket.lead) for pool, demand in demands.items()
+        )
+        return min(until, max(ticket.deadline - min(takes), now))
+
+    # ---- ends ----------------------------------------------------------------------------------
+
+    def _let_go(
+        self,
+        ident: RequestId,
+        why: Release,
+        now: float,
+        out: list[Transition],
+        *,
+        learn: bool = False,
+    ) -> None:
+        """Take a held request out of the books; a voided one has nothing left in them."""
+        pool, client = self.books.held[ident].pool, self.books.held[ident].entry.ticket.client
+        hold = self.books.let_go(ident)
+        if hold is not None:
+            if learn:
+                hold.finished()
+            if why in USED and (learn or hold.seen or why is not Release.ENDED):
+                # What failed before its first token took nothing from anybody.
+                self.meters.charge(client, hold.prompt + hold.seen, now)
+            self._drain.released(hold.demand.kv, now)
+            self._drain.busy(now, is_busy=bool(self.books.held))
+            out.append(Released(ident, pool, hold.demand, why))
+
+    def _evict(
+        self,
+        ident: RequestId,
+        code: Code,
+        message: str,
+        now: float,
+        out: list[Transition],
+        *,
+        new: bool = False,
+    ) -> None:
+        entry = self.books.entry(ident)
+        eta = None if code in NO_ROOM_TO_TELL else self._eta(entry, now)
+        self.books.dequeue(ident)
+        refusal = self._refusal(code, message, entry.need, eta)
+        if code in COMES_BACK and refusal.retry_after_s is not None:
+            self._recall.keep(entry, now, refusal.retry_after_s)
+        out.append(Refused(ident, refusal, None if new else now - entry.since))
+
+    def _eta(self, entry: Entry, now: float) -> float | None:
+        return wait_s(self.books, entry, self._drain, self._recall.away(now), now)
+
+    def _refusal(
+        self, code: Code, message: str, need: int = 0, eta: float | None = None
+    ) -> Refusal:
+        if code in NO_ROOM_TO_TELL:
+            return Refusal(code, message, retry_after_s=retry_after_s(eta, self._jitter))
+        pools = self.books.pools.values()
+        return Refusal(
+            code=code,
+            message=message,
+            needed=need or None,
+            available=sum(max(0, pool.ledger.free) for pool in pools if pool.open),
+            position=len(self.books.waiting) + 1,
+            eta_s=eta,
+            retry_after_s=retry_after_s(eta, self._jitter),
+        )
+
+    def _due(self, now: float) -> list[Transition]:
+        out: list[Transition] = []
+        while (timer := self.books.due(now)) is not None:
+            self._fire(*timer, now, out)
+        return out
+
+    def _fire(self, what: Timer, ident: RequestId, now: float, out: list[Transition]) -> None:
+        """One due timer; those whose request has moved on since do nothing."""
+        match what:
+            case Timer.EXPIRE:
+                if ident in self.books.waiting:
+                    self._expire(self.books.entry(ident), now, out)
+            case Timer.PREFILLED | Timer.GRACE if (hold := self.books.live(ident)) is not None:
+                self._overdue(what, ident, hold, now, out)
+            case Timer.PACE:
+                self._paced(now)
+            case _:
+                pass  # it has moved on; or the pump that follows looks for itself
+
+    def _overdue(
+        self, what: Timer, ident: RequestId, hold: Hold, now: float, out: list[Transition]
+    ) -> None:
+        """Something should have been heard of a request by now."""
+        by = hold.prefilled_by
+        if what is Timer.PREFILLED and by is not None and by <= now:
+            self.books.pools[self.books.held[ident].pool].ledger.prefilled(ident, now)
+        elif what is Timer.GRACE and hold.lingering and hold.linger_until <= now:
+            self._let_go(ident, Release.GRACE, now, out)
+
+    def _expire(self, entry: Entry, now: float, out: list[Transition]) -> None:
+        """It waited as long as is of use."""
+        ticket, waited = entry.ticket, f"waited {now - entry.since:.0f} s for room on a server"
+        if ticket.deadline is not None and ticket.deadline < entry.since + self.queue.max_wait_s:
+            message = f"{waited}; its first token could no longer come in time"
+            self._evict(ticket.id, Code.DEADLINE_UNREACHABLE, message, now, out)
+        else:
+            self._evict(ticket.id, Code.QUEUE_TIMEOUT, waited, now, out)

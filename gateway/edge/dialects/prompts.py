@@ -1,0 +1,110 @@
+"""Routes that read a prompt and generate nothing: embeddings, classify, score, rerank.
+
+They reserve what their prompts take, each in whole pages, and no output. Each text of a list is a
+prompt of its own to the engine; for score and rerank each item or document is one, with the query in
+front of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.edge import voices
+from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard
+from gateway.tokens import Kind
+
+if TYPE_CHECKING:
+    from gateway.core.model import Grant
+
+
+class _Prompts:
+    """What they have in common. `field` holds the prompts, or what each prompt ends with."""
+
+    voice: voices.Voice = voices.OPENAI
+    since = FIRST
+    steered = False  # no field, and the header is not read (0.5.6-0.5.23)
+    named = False
+    kind: Kind
+    field: str
+    needs: tuple[str, ...] = ()
+
+    def read(self, body: Body) -> Intent:
+        """See `Dialect.read`."""
+        guard.check(body)
+        for field in (*self.needs, self.field):
+            if body.get(field) is None:
+                msg = f"{field} is missing"
+                raise Invalid(msg, field)
+        given = body[self.field]
+        return Intent(
+            kind=self.kind,
+            cap=0,
+            usual=None,
+            n=1,
+            stream=False,
+            model=guard.name(body.get("model")),
+            prompts=self._number(given),
+        )
+
+    def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:  # noqa: ARG002
+        """See `Dialect.write`."""
+        out = guard.strip(body)
+        if self.named:
+            out["rid"] = _rids(out[self.field], rid)
+        return guard.dump(out)
+
+    def _number(self, given: object) -> int:
+        return guard.prompts(given)
+
+
+class Embeddings(_Prompts):
+    """POST /v1/embeddings."""
+
+    kind = Kind.INPUT
+    field = "input"
+    named = True
+
+    def read(self, body: Body) -> Intent:
+        """See `Dialect.read`."""
+        if body.get("embed_overrides") is not None:
+            raise Invalid(
+                "embed_overrides: vectors in a prompt can not be counted", "embed_overrides"
+            )
+        return super().read(body)
+
+    def _number(self, given: object) -> int:
+        items = isinstance(given, list) and bool(given) and isinstance(given[0], dict)
+        return len(given) if items and isinstance(given, list) else super()._number(given)
+
+
+class Classify(_Prompts):
+    """POST /v1/classify."""
+
+    kind = Kind.INPUT
+    field = "input"
+    named = True
+
+
+class Score(_Prompts):
+    """POST /v1/score: the query with each item."""
+
+    kind = Kind.SCORE
+    field = "items"
+    needs = ("query",)
+
+
+class Rerank(_Prompts):
+    """POST /v1/rerank: the query with each document, in the reranker's template."""
+
+    kind = Kind.RERANK
+    field = "documents"
+    needs = ("query",)
+
+    def _number(self, given: object) -> int:
+        return max(1, len(given)) if isinstance(given, list) else 1
+
+
+def _rids(given: object, rid: str) -> str | list[str]:
+    """One id for a prompt, a list of them for a list of prompts."""
+    many = isinstance(given, list) and bool(given) and not isinstance(given[0], int | float)
+    return [f"{rid}_{i}" for i in range(len(given))] if many and isinstance(given, list) else rid

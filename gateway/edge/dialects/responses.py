@@ -1,0 +1,85 @@
+"""OpenAI's responses, as SGLang serves them: one answer to one conversation that comes whole.
+
+What the engine would keep or do on its own is not let through: a stored conversation has a length
+that nobody here has counted, an answer in the background goes on after its client has left, and a
+built-in tool makes the engine generate again and again, each time with all that is left of the
+context for a cap (0.5.6-0.5.23). So `store` is always sent as false.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.edge import voices
+from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard
+from gateway.tokens import Kind
+
+if TYPE_CHECKING:
+    from gateway.core.model import Grant
+
+CAP = "max_output_tokens"
+OURS = "function"
+"""The kind of tool that the client runs itself."""
+
+LEAST = 3
+"""The engine takes two tokens off this cap (0.5.6-0.5.17), and refuses what is then negative."""
+
+KEPT = {
+    "previous_response_id": "conversations are not kept here; send the whole of it as `input`",
+    "conversation": "conversations are not kept here; send the whole of it as `input`",
+    "background": "an answer in the background would outlive its reservation",
+}
+STRIPPED = ("request_id", "session_id", "data_parallel_rank")
+
+
+class Responses:
+    """POST /v1/responses."""
+
+    voice: voices.Voice = voices.RESPONSES
+    since = FIRST
+    named = True
+    steered = False
+
+    def read(self, body: Body) -> Intent:
+        """See `Dialect.read`."""
+        guard.check(body)
+        for field, why in KEPT.items():
+            if body.get(field) not in (None, False):
+                msg = f"{field} is not allowed through this gate: {why}"
+                raise Invalid(msg, field)
+        if not body.get("input"):
+            raise Invalid("input is missing", "input")
+        _check_tools(body.get("tools"))
+        cap = guard.cap(body.get(CAP), CAP, zero_is_unset=False)
+        if cap is not None and cap < LEAST:
+            msg = f"{CAP} must be at least {LEAST}"
+            raise Invalid(msg, CAP)
+        return Intent(
+            kind=Kind.RESPONSES,
+            cap=cap,
+            usual=None,
+            n=1,
+            stream=guard.flag(body.get("stream"), "stream"),
+            model=guard.name(body.get("model")),
+        )
+
+    def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:  # noqa: ARG002
+        """See `Dialect.write`."""
+        out = {key: value for key, value in guard.strip(body).items() if key not in STRIPPED}
+        out[CAP] = grant.demand.cap
+        out["request_id"] = rid
+        out["store"] = False
+        if out.get("stream") is not None:
+            out["stream"] = intent.stream
+        return guard.dump(out)
+
+
+def _check_tools(tools: object) -> None:
+    if tools is None:
+        return
+    if not isinstance(tools, list):
+        raise Invalid("tools must be a list", "tools")
+    for tool in tools:
+        if not isinstance(tool, dict) or tool.get("type") != OURS:
+            msg = f"only tools of type {OURS!r} are allowed through this gate: the engine runs the others itself, without a cap"
+            raise Invalid(msg, "tools")

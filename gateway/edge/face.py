@@ -1,0 +1,138 @@
+"""The HTTP server of the data plane: aiohttp's, with our words for bytes that are no HTTP.
+
+A scanner, a TLS hello or a broken client is no error of ours: it gets a 400 in the shape of all
+other refusals, the connection ends, and the log hears of it at debug level only; on the control
+plane too. Clients that vanish without a word (a pulled cable, a NAT that forgets) are noticed by the
+kernel.
+
+A client that hangs up and one that has merely finished sending (`nc -N`) look alike: a FIN. It is taken
+for gone, so that a cancelled request gives its memory back at once, unless it can be asked: while
+nothing of an answer is out, HTTP/1.1 lets a server say `100 Continue`, which every client skips. One
+that is gone answers that with a reset; one that only listens gets its answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.log import server_logger
+from aiohttp.web_protocol import RequestHandler
+
+from gateway.edge import replies
+from gateway.edge.relay import STALLED_S
+
+if TYPE_CHECKING:
+    import asyncio
+
+KEEPALIVE: Final = (
+    ("TCP_KEEPIDLE", 30),
+    ("TCP_KEEPINTVL", 10),
+    ("TCP_KEEPCNT", 3),
+    ("TCP_USER_TIMEOUT", int(STALLED_S * 1000)),
+)
+"""A client that waits and is not there any more is noticed after 30 + 3 × 10 s of silence. One that
+is written to answers nothing: keep-alive does not ask then, and the kernel would try for a quarter
+of an hour; bytes that nobody takes for `STALLED_S` end the connection."""
+
+STILL_THERE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+ASKS_S: Final = (0.005, 0.02, 0.1, 0.3, 1.0)
+"""Before each such question; the last for ever. The first one brings out a reset, which the second
+finds: a client that has hung up is noticed after 25 ms, or, further away, after a round trip. Behind a
+tunnel that passes on the end of one direction at a time it takes some more."""
+
+
+NOT_HTTP = (HttpProcessingError, web.RequestPayloadError)
+"""What aiohttp raises for a head, and for a body nobody asked for that is dropped."""
+
+
+class ClientsApart(logging.LoggerAdapter[logging.Logger]):
+    """aiohttp's log, for which bytes of clients that are no HTTP are no error."""
+
+    def __init__(self) -> None:
+        super().__init__(server_logger)
+
+    def exception(self, msg: object, *args: object, **how: Any) -> None:  # noqa: ANN401 - its own
+        error = how.get("exc_info")
+        if isinstance(error, NOT_HTTP):
+            self.debug("not HTTP: %s", type(error).__name__)
+        else:
+            super().exception(msg, *args, **how)
+
+
+class Face(web.Server):
+    """See the module. Takes the arguments of `web.Server`."""
+
+    def __call__(self) -> RequestHandler:
+        """The handler of one connection."""
+        return _Talk(self, loop=self._loop, **self._kwargs)
+
+
+class _Talk(RequestHandler):
+    """One connection."""
+
+    __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        for name, value in KEEPALIVE:
+            if sock is not None and (option := getattr(socket, name, None)) is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # True keeps the other direction
+        request, waiter = self._current_request, self._waiter
+        idle = waiter is not None and not waiter.done()
+        encrypted = (
+            self.transport is None or self.transport.get_extra_info("sslcontext") is not None
+        )
+        started = request is not None and request.writer.output_size > 0
+        if idle or encrypted or started or len(self._messages) > (request is None):
+            return None  # gone
+        self.close()  # after the answer: no other request can come
+        self._ask_again(0)
+        return True
+
+    def _ask_again(self, asked: int) -> None:
+        wait_s = ASKS_S[min(asked, len(ASKS_S) - 1)]
+        self._loop.call_later(wait_s, self._ask_whether_there, asked)
+
+    def _ask_whether_there(self, asked: int) -> None:
+        request, transport = self._current_request, self.transport
+        if transport is None or transport.is_closing() or self._task_handler is None:
+            return  # it is gone, or has its answer
+        if request is None:  # it came with its end behind it, and nobody has looked at it yet
+            self._ask_again(asked)
+        elif request.version < HttpVersion11 or not request.content.is_eof():
+            transport.close()  # it cannot be asked, or half a request is none
+        elif not request.writer.output_size:  # else the answer itself asks
+            transport.write(STILL_THERE)
+            self._ask_again(asked + 1)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if not isinstance(exc, HttpProcessingError) or request.writer.output_size:
+            return super().handle_error(request, status, exc, message)
+        self.logger.debug("not HTTP: %s", type(exc).__name__)
+        words = "the request is not well-formed HTTP/1.1"
+        if isinstance(exc, LineTooLong):
+            words = f"its request line or one of its headers is over {self.max_field_size} bytes"
+        answer = replies.invalid(words)
+        response = web.Response(
+            status=answer.status,
+            body=answer.body,
+            headers={"x-request-id": secrets.token_hex(14), **answer.headers},
+            content_type=replies.JSON,
+        )
+        response.force_close()
+        return response

@@ -1,0 +1,132 @@
+"""The routes that generate nothing, and the words for a gate without a server."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from gateway.core.model import Code, Refusal
+from gateway.edge import body as bodies
+from gateway.edge import replies
+from gateway.edge.dialects import Invalid
+from gateway.edge.trip import clean_id
+from gateway.edge.voices import OPENAI
+from gateway.gate import Shed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gateway.edge.backends import Backend, Fleet
+    from gateway.edge.callers import Callers
+    from gateway.edge.dialects import Dialect
+    from gateway.edge.voices import Voice
+
+GONE = 499
+"""The status of an answer that nobody gets, as nginx calls it: the connection is closed already."""
+
+RESTART_S = 10.0
+"""Told while no server is ready. A restart takes 15-60 s; SDKs retry twice, so not much less."""
+
+
+def answer(request: web.BaseRequest, callers: Callers, fleet: Fleet) -> web.StreamResponse:
+    """The model list of every server that is ready, merged, as far as the client may use it."""
+    try:
+        client = callers.known(request)
+    except Shed as shed:
+        return plain(request, shed.refusal)
+    ready = [backend for backend in fleet if backend.ready]
+    if not ready:
+        return plain(request, nobody(fleet))
+    return web.json_response(
+        {
+            "object": "list",
+            "data": [
+                {
+                    "id": model,
+                    "object": "model",
+                    "created": 0,
+                    "owned_by": "sglang",
+                    "root": model,
+                    "parent": None,
+                    "max_model_len": context,
+                }
+                for model, context in callers.visible(client, _served(ready), int).items()
+            ],
+        }
+    )
+
+
+def _served(ready: list[Backend]) -> dict[str, int]:
+    """Each model with the largest context one of its servers takes."""
+    models: dict[str, int] = {}
+    for backend in ready:
+        if backend.facts is not None:
+            for model in backend.facts.models:
+                models[model] = max(models.get(model, 0), backend.facts.context)
+    return models
+
+
+def nobody(backends: Iterable[Backend]) -> Refusal:
+    """The refusal while none of these takes work: how each of them is."""
+    words = []
+    for backend in backends:
+        view = backend.watch.snapshot() if backend.watch is not None else None
+        state = "starting" if view is None else view.state.value
+        if state == "ready":
+            state = "held back after several deaths" if backend.held else "getting ready"
+        words.append(f"{backend.name} is {state}")
+    return Refusal(
+        Code.NO_BACKEND, "no server is ready: " + ", ".join(words), retry_after_s=RESTART_S
+    )
+
+
+def able(dialect: Dialect, backends: list[Backend], path: str) -> list[Backend]:
+    """Those of `backends` that have this route. Raises Shed where none has it; one that is not
+    ready is given the benefit of the doubt."""
+    lacking = {backend.name: lack for backend in backends if (lack := _lack(dialect, backend))}
+    if len(lacking) == len(backends):
+        words = "; ".join(f"{name} {lack}" for name, lack in lacking.items())
+        raise Shed(Refusal(Code.NOT_FOUND, f"no server here can answer {path}: {words}"), None)
+    return [backend for backend in backends if backend.name not in lacking]
+
+
+def _lack(dialect: Dialect, backend: Backend) -> str:
+    engine, needed = backend.engine, ".".join(map(str, dialect.since))
+    if not backend.ready:
+        return ""
+    if engine.version < dialect.since:
+        runs = ".".join(map(str, engine.version))
+        return f"runs SGLang {runs}, and the route came with {needed}"
+    if engine.ranks > 1 and not dialect.steered:
+        return f"has {engine.ranks} data-parallel ranks, and the route can not be steered to one"
+    return ""
+
+
+def no(error: Invalid | bodies.Unread | Shed) -> Refusal | replies.Answer:
+    """What is told where a route that leaves no record raised."""
+    match error:
+        case Shed():
+            return error.refusal
+        case Invalid():
+            return replies.invalid(str(error), error.param)
+        case bodies.TooLarge():
+            return replies.too_large(error.size, error.limit)
+        case _:
+            return replies.too_slow(str(error))
+
+
+def plain(
+    request: web.BaseRequest, refusal: Refusal | replies.Answer, voice: Voice = OPENAI
+) -> web.Response:
+    """The refusal of a request that leaves no record."""
+    refused = replies.refused(refusal) if isinstance(refusal, Refusal) else refusal
+    ident = clean_id(request.headers) or secrets.token_hex(14)
+    status, body = voice.whole(refused)
+    return web.Response(
+        status=status,
+        body=body,
+        headers={"x-request-id": ident, **refused.headers},
+        content_type=replies.JSON,
+    )

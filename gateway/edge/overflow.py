@@ -1,0 +1,137 @@
+"""What becomes of a request that fits none of the servers it may go to.
+
+In this order, and each only where the one before does not help:
+
+1. *A larger server.* Nothing to do here: whoever serves the model and is in the route's list is
+   asked, and one for which the request is too long is left out (`core.door`).
+2. *A larger model.* Where the client asked for an alias of several models, the first of them on
+   whose servers it fits.
+3. *Fewer turns*, where the client or the route is set to `overflow: trim` (see `trimming`), on the
+   model where least had to go.
+4. The refusal with its numbers, which the gate gives.
+
+What fits waits for its server however busy that is. A request that fits costs nothing here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gateway.core import door
+from gateway.core.model import Code
+from gateway.edge import trimming
+from gateway.edge.dialects import guard
+from gateway.gate import Shed
+from gateway.tokens import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from gateway.core.caps import Misfit
+    from gateway.core.model import Ticket
+    from gateway.edge.callers import Callers
+    from gateway.edge.dialects import Body
+    from gateway.edge.handler import Work
+    from gateway.edge.trip import Trip
+    from gateway.gate import Gate
+
+    Asked = tuple[Ticket, Work]
+    Ask = Callable[[Body], Awaitable[Asked]]
+
+STRIDES = 8
+"""Parts of the longest prompt in which turns go (see `trimming`). An eighth of the history is lost at
+most beyond need, a sixteenth on average; in return the cache is of use for an eighth of new turns."""
+
+BYTES_A_TOKEN = 3
+"""Of JSON with code or Chinese in it; English prose has four. Only the length of a stride hangs on it."""
+
+
+async def settled(
+    client: str, sent: Body, ask: Ask, *, trip: Trip, callers: Callers, gate: Gate, told: bool
+) -> Asked:
+    """What was asked, or what comes of it where it fits nowhere. `ask` reads and counts a body.
+
+    `sent` is the body as it came; `told` is whether the client will hear of it, which it does not
+    where the decision is not enforced. Raises what `ask` does, Shed for a model that is not the
+    client's, and where even the fewest turns do not fit.
+    """
+    first = await ask(callers.named(client, sent))
+    others = callers.larger(client, sent)
+    if not others and not callers.trims_any:
+        return first
+    misfit = _too_long(gate, first[0])
+    if misfit is None:
+        return first
+    last = nearest = first
+    least: Body | None = None  # as `nearest` came, where that is another model than the first
+    for body in others:
+        try:
+            last = await ask(body)
+        except Shed as no:
+            if no.refusal.code is Code.NO_BACKEND:
+                raise  # it may well fit once that server is there
+            continue  # no way to that model for this client or route
+        other = _too_long(gate, last[0])
+        if other is None:
+            return last
+        if other.needed - other.available < misfit.needed - misfit.available:
+            misfit, nearest, least = other, last, body
+    if last is not nearest:  # the trip tells of the model that was asked last
+        nearest = await ask(least or callers.named(client, sent))
+    work = nearest[1]
+    if not _has_turns(work) or not callers.trims(
+        client, work.intent, work.counted, trip.request.headers
+    ):
+        return nearest
+    return await _trimmed(nearest, ask, trip, gate, told=told)
+
+
+def _too_long(gate: Gate, ticket: Ticket) -> Misfit | None:
+    """Why a request fits no server it may go to, if that is for its length."""
+    books = gate.core.books
+    _, misfit = door.demands_of(ticket, books.pools, books.lengths_of(ticket))
+    too_long = misfit is not None and misfit.code is Code.CONTEXT_LENGTH_EXCEEDED
+    return misfit if too_long else None
+
+
+def _has_turns(work: Work) -> bool:
+    if work.intent.instead is not None:
+        return False  # its turns are in another shape than those that are counted
+    if work.intent.kind is Kind.CHAT:
+        return work.body.get("input_ids") is None  # they stand in the place of the messages
+    return work.intent.kind is Kind.MESSAGES
+
+
+async def _trimmed(asked: Asked, ask: Ask, trip: Trip, gate: Gate, *, told: bool) -> Asked:
+    """The request with as few turns less as it takes."""
+    ticket, work = asked
+    books = gate.core.books
+    limit = door.longest_prompt(ticket, books.pools, books.lengths_of(ticket))
+    messages: list[Any] = work.body["messages"]
+    sizes = [len(guard.dump(message)) for message in messages]
+    stride = max(1, limit * BYTES_A_TOKEN // STRIDES)
+    places = trimming.cuts(messages, sizes, stride)
+    if not places:
+        return asked  # nothing may go
+
+    async def shorter(cut: trimming.Cut) -> Asked:
+        return await ask({**work.body, "messages": trimming.kept(messages, cut)})
+
+    async def count(cut: trimming.Cut) -> int:
+        ticket, _ = await shorter(cut)
+        return ticket.ask.longest
+
+    found = await trimming.least(places, limit, ticket.ask.longest, count)
+    last = await shorter(found.cut)
+    misfit = _too_long(gate, last[0])
+    if misfit is not None:
+        trip.counted(work.counted)  # as it came
+        refusal = door.never(misfit)
+        message = f"even without its older turns it {refusal.message}"
+        raise Shed(replace(refusal, message=message), None)
+    if told:
+        trip.trimmed(found.cut.turns, work.counted.total - last[1].counted.total)
+    else:
+        trip.counted(work.counted)
+    return last

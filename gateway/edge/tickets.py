@@ -1,0 +1,107 @@
+"""What a request looks like to the core: sizes, pools, kind of answer, and how long it is of use."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from gateway.core.model import Ask, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gateway.core.model import ClientRule, PoolId, RequestId
+    from gateway.edge.dialects import Body, Intent
+    from gateway.tokens import Counted
+
+TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")
+"""Seconds after which a client gives up, as the OpenAI and Anthropic SDKs say it with each request
+(Claude Code 2.1: 600)."""
+
+LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 1.0, 86_400.0
+"""What lies outside is not a timeout anybody set for a generation."""
+
+SESSIONS = (
+    "x-session-id",  # opencode 1.18
+    "x-claude-code-session-id",  # Claude Code 2.1
+    "x-kvgate-session",  # anybody else's
+)
+"""Headers by which agents name a session. Python's hash of a text is keyed anew at each start."""
+
+OFF = frozenset({"none", "off", "disabled", "false", "minimal"})
+
+
+def ticket(
+    ident: RequestId,
+    rule: ClientRule,
+    intent: Intent,
+    counted: Counted,
+    *,
+    body: Body,
+    size: int,
+    pools: Iterable[PoolId],
+    headers: Mapping[str, str],
+    arrived: float,
+    first_token_s: float | None,
+) -> Ticket:
+    """The ticket of a counted request. `size` is the body's bytes, `first_token_s` the policy's."""
+    return Ticket(
+        id=ident,
+        client=rule,
+        ask=Ask(counted.prompts, intent.n, intent.cap, intent.usual),
+        pools=tuple(pools),
+        body_bytes=size,
+        streamed=intent.stream,
+        deadline=deadline(headers, arrived, first_token_s),
+        kind=kind_of(body),
+        lead=counted.lead,
+        session=session(headers),
+    )
+
+
+def session(headers: Mapping[str, str]) -> int | None:
+    """A mark of the conversation that an agent says a request belongs to; None: it does not say."""
+    for name in SESSIONS:
+        if said := headers.get(name):
+            return hash((name, said))
+    return None
+
+
+def deadline(
+    headers: Mapping[str, str], arrived: float, first_token_s: float | None
+) -> float | None:
+    """When a first token is of no use any more: the client's own timeout, or the policy's if sooner."""
+    limits = [] if first_token_s is None else [first_token_s]
+    for name in TIMEOUTS:
+        try:
+            seconds = float(headers.get(name, ""))
+        except ValueError:
+            continue
+        if math.isfinite(seconds) and LEAST_TIMEOUT_S <= seconds <= MOST_TIMEOUT_S:
+            limits.append(seconds)
+    return arrived + min(limits) if limits else None
+
+
+def kind_of(body: Body) -> str:
+    """Whose lengths stand in while a client is new, see `core.lengths`.
+
+    A request that asks for thought is answered at length; one that offers tools mostly calls one.
+    """
+    if _thinks(body):
+        return "reasoning"
+    return "tools" if body.get("tools") else "chat"
+
+
+def _thinks(body: Body) -> bool:
+    effort = body.get("reasoning_effort")
+    if isinstance(reasoning := body.get("reasoning"), dict):  # of OpenAI's responses
+        effort = reasoning.get("effort", effort)
+    if isinstance(effort, str):
+        return effort.lower() not in OFF
+    thinking = body.get("thinking")  # Anthropic's
+    if isinstance(thinking, dict):
+        return str(thinking.get("type")).lower() not in OFF
+    kwargs: Any = body.get("chat_template_kwargs")
+    if isinstance(kwargs, dict):
+        return kwargs.get("enable_thinking") is True or kwargs.get("thinking") is True
+    return False

@@ -1,0 +1,192 @@
+"""What is a client's own: routes, models under any name, caps, tokens per window."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any, get_args
+
+import pytest
+
+from gateway.edge import routes
+from gateway.policy.callers import Route
+from tests.edge.rig import CHAT, GENERATE, TEXT, chat
+from tests.fakes.behaviour import Behaviour
+from tests.fakes.sglang import FakeSGLang
+
+
+def keyed(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "key_sha256": hashlib.sha256(name.encode()).hexdigest(), **more}
+
+
+def key(name: str) -> dict[str, str]:
+    return {"x-api-key": name}
+
+
+def test_every_route_that_generates_can_be_named_in_a_policy() -> None:
+    costly = {
+        path for (_, path), route in routes.ROUTES.items() if not isinstance(route, routes.Quick)
+    }
+    assert costly <= set(get_args(Route))
+
+
+async def test_routes_that_are_not_the_client_s_are_403(start) -> None:
+    policy = {"clients": [keyed("a", routes=[TEXT, CHAT]), keyed("b")]}
+    async with start(policy) as rig:
+        body = {"text": "w", "sampling_params": {"max_new_tokens": 2}}
+        got = await rig.post(GENERATE, body, headers=key("a"))
+        assert (got.status, got.code) == (403, "forbidden")
+        assert rig.records[0]["client"] == "a"
+        assert f"it may call {CHAT}, {TEXT}" in got.error["message"]
+        assert got.headers["x-should-retry"] == "false"
+        assert rig.engine.seen == []
+        assert (await rig.post(GENERATE, body, headers=key("b"))).status == 200
+        assert (await rig.post(CHAT, chat(), headers=key("a"))).status == 200
+        async with rig.http.get(rig.app.listen_url + "/v1/models", headers=key("a")) as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize("model", ["gpt-9", None, 7, {"a": 1}, [], ["tiny"], ""])
+async def test_models_that_are_not_the_client_s_are_403(start, model: Any) -> None:
+    policy = {"clients": [keyed("a", models="tiny")], "models": {"other": "huge"}}
+    async with start(policy) as rig:
+        got = await rig.post(CHAT, chat(model=model), headers=key("a"))
+        assert (got.status, got.code) == (403, "forbidden")
+        assert rig.records[0]["client"] == "a"
+        assert "it may use tiny" in got.error["message"]
+        assert (await rig.post(CHAT, chat(), headers=key("a"))).status == 200
+        assert len(rig.engine.seen) == 1
+
+
+async def test_an_alias_is_asked_for_by_its_real_name(start) -> None:
+    policy = {
+        "models": {"gpt-5": "tiny", "gone": "not-served"},
+        "clients": [keyed("a", models="tiny"), keyed("b", models=["gpt-5"]), keyed("c")],
+    }
+    async with start(policy) as rig:
+        for client in "abc":
+            got = await rig.post(CHAT, chat(model="gpt-5"), headers=key(client))
+            assert got.status == 200
+        assert {seen.body["model"] for seen in rig.engine.seen} == {"tiny"}
+        assert {record["model"] for record in rig.records} == {"tiny"}
+        listed = {}
+        for client in "abc":
+            url = rig.app.listen_url + "/v1/models"
+            async with rig.http.get(url, headers=key(client)) as answer:
+                listed[client] = [one["id"] for one in (await answer.json())["data"]]
+        assert listed == {"a": ["tiny", "gpt-5"], "b": ["gpt-5"], "c": ["tiny", "gpt-5"]}
+
+
+async def test_each_model_is_asked_of_the_servers_that_have_it(start) -> None:
+    async with FakeSGLang(model="large") as other:
+        policy = {
+            "more": [{"url": other.url, "name": "gpu1"}],
+            "models": {"small": "tiny", "best": "large"},
+        }
+        async with start(policy) as rig:
+            await rig.until(lambda: all(backend.ready for backend in rig.app.fleet))
+            went = {
+                name: (await rig.post(CHAT, chat(model=name))).headers["x-kvgate-backend"]
+                for name in ("tiny", "small", "large", "best")
+            }
+            assert went == {"tiny": "gpu0", "small": "gpu0", "large": "gpu1", "best": "gpu1"}
+
+
+async def test_caps_are_the_client_s_own_where_it_has_some(start) -> None:
+    policy = {
+        "clients": [
+            keyed("a", default_output_tokens=5, max_output_tokens=9),
+            {"name": "anyone"},
+        ]
+    }
+    async with start(policy) as rig:
+        for asked, cap, source in [(None, "5", "none"), (100, "9", "100"), (7, "7", None)]:
+            fields = {} if asked is None else {"max_tokens": asked}
+            got = await rig.post(CHAT, chat(**fields), headers=key("a"))
+            assert got.headers["x-kvgate-max-tokens"] == cap
+            assert got.headers.get("x-kvgate-clamped-from") == source
+            assert rig.engine.seen[-1].body["max_tokens"] == int(cap)
+        assert (await rig.chat(max_tokens=100)).headers["x-kvgate-max-tokens"] == "100"
+
+
+async def test_a_quota_counts_what_was_used_and_names_the_end_of_its_window(start) -> None:
+    policy = {"clients": [keyed("a", quota={"tokens": 60, "window_s": 7200.0}), keyed("b")]}
+    async with start(policy) as rig:
+        rig.engine.default = Behaviour(tokens=10)
+        for stream in (True, False):  # 20 tokens of prompt and 10 of answer, of 500 allowed
+            got = await rig.post(CHAT, chat(max_tokens=500, stream=stream), headers=key("a"))
+            assert got.status == 200
+        got = await rig.post(CHAT, chat(), headers=key("a"))
+        assert (got.status, got.code) == (429, "quota_exceeded")
+        assert 7000 < int(got.headers["retry-after"]) <= 7200
+        assert "60 tokens used of your quota of 60" in got.error["message"]
+        assert (await rig.post(CHAT, chat(), headers=key("b"))).status == 200
+        assert len(rig.engine.seen) == 3
+
+
+async def test_a_burst_does_not_slip_past_a_quota(start) -> None:
+    """What runs and waits counts too: forty at once are not forty times the quota."""
+    policy = {"clients": [keyed("a", quota={"tokens": 100})]}
+    async with start(policy) as rig:
+        hold = asyncio.Event()
+        rig.engine.default = Behaviour(tokens=10, hold=hold)
+        asked = [
+            asyncio.ensure_future(rig.post(CHAT, chat(max_tokens=10), headers=key("a")))
+            for _ in range(40)
+        ]
+        await rig.until(lambda: sum(one.done() for one in asked) == 36)
+        hold.set()
+        statuses = [(await one).status for one in asked]
+        assert (statuses.count(200), statuses.count(429)) == (4, 36)
+
+
+async def test_a_client_that_hangs_up_pays_for_what_it_got(start) -> None:
+    policy = {"clients": [keyed("a", quota={"tokens": 1000})]}
+    async with start(policy) as rig:
+        rig.engine.queue.append(Behaviour(tokens=40, hold=asyncio.Event(), hold_at=30))
+        body = chat(max_tokens=40, stream=True)
+        url = rig.app.listen_url + CHAT
+        async with rig.http.post(url, json=body, headers=key("a")) as answer:
+            await rig.until(lambda: rig.app.gate.core.books.held)
+            seen = 0
+            while seen < 20:
+                seen += (await answer.content.readany()).count(b"data: ")
+            answer.close()
+        await rig.until(lambda: not rig.app.gate.core.books.held)
+        assert 20 + 20 <= rig.app.gate.core.meters.used("a") <= 20 + 40
+
+
+async def test_who_calls_from_where(start) -> None:
+    async with start({"clients": [{"name": "here", "address": "127.0.0.0/8"}]}) as rig:
+        assert (await rig.chat()).status == 200
+        assert rig.records[0]["client"] == "here"
+    async with start({"clients": [{"name": "there", "address": "10.0.0.0/8"}]}) as rig:
+        assert (await rig.chat()).status == 401
+
+
+async def test_rules_send_requests_to_servers_and_nowhere_else(start) -> None:
+    async with FakeSGLang() as other, FakeSGLang(model="large") as third:
+        policy = {
+            "more": [{"url": other.url, "name": "gpu1"}, {"url": third.url, "name": "gpu2"}],
+            "clients": [keyed("a"), keyed("b")],
+            "routes": [
+                {"when": {"prompt_tokens_over": 500}, "to": "gpu1"},
+                {"when": {"client": "b"}, "to": ["gpu0"]},
+                {"when": {"stream": True}, "to": ["gpu1"]},
+            ],
+        }
+        async with start(policy) as rig:
+            await rig.until(lambda: all(backend.ready for backend in rig.app.fleet))
+
+            async def went(client: str, words: int = 16, **fields: Any) -> str:
+                got = await rig.post(CHAT, chat(words, **fields), headers=key(client))
+                return got.headers.get("x-kvgate-backend") or got.code
+
+            assert [await went("a", 600), await went("b", 600)] == ["gpu1", "gpu1"]
+            assert [await went("b"), await went("b", stream=True)] == ["gpu0", "gpu0"]
+            assert await went("a", stream=True) == "gpu1"
+            assert await went("a", model="large") == "gpu2"
+            assert await went("b", model="large") == "forbidden"
+            await other.die()
+            await rig.until(lambda: not rig.app.fleet.backends["gpu1"].ready)
+            assert await went("a", 600) == "no_backend", "not on a server the rule does not name"

@@ -1,0 +1,95 @@
+"""The default reservation, end to end: what is likely is charged, what was asked for is forwarded."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.core.model import ClientRule, RequestId
+from gateway.edge import tickets
+from tests.edge.rig import TEXT, running
+
+FORECAST = {"reservation": "forecast"}
+
+
+async def test_two_promises_of_more_than_the_pool_run_side_by_side(tmp_path) -> None:
+    """2 x (100 + 1,500) of 2,026 tokens: each is answered, with the cap its client asked for."""
+    async with running(tmp_path, FORECAST) as rig:
+        body = {"prompt": [1] * 100, "max_tokens": 1_500}
+        first, second = await asyncio.gather(rig.post(TEXT, body), rig.post(TEXT, body))
+        assert (first.status, second.status) == (200, 200)
+        assert [r["cap_forwarded"] for r in rig.records] == [1_500, 1_500]
+        assert all(r["queue_ms"] in {None, 0.0} or r["queue_ms"] < 50 for r in rig.records)
+        assert all(r["kv_reserved"] < 1_000 for r in rig.records)
+        assert rig.app.gate.view().pools[0].kv.reserved == 0, "at rest every ledger is zero"
+
+
+async def test_answers_teach_the_gate_how_long_answers_are(tmp_path) -> None:
+    async with running(tmp_path, FORECAST) as rig:
+        body = {"prompt": [1] * 100, "max_tokens": 1_500}
+        for _ in range(12):
+            assert (await rig.post(TEXT, body)).status == 200
+        after, before = rig.records[0]["kv_reserved"], rig.records[-1]["kv_reserved"]
+        assert after < before, "the engine of the test answers in a few tokens"
+
+
+@pytest.mark.parametrize(
+    ("headers", "policy", "seconds"),
+    [
+        ({}, None, None),
+        ({}, 20.0, 20.0),
+        ({"x-stainless-read-timeout": "600"}, None, 600.0),
+        ({"x-stainless-timeout": "30"}, 60.0, 30.0),
+        ({"x-stainless-timeout": "90"}, 60.0, 60.0),
+        ({"x-stainless-read-timeout": "NOT_GIVEN"}, None, None),
+        ({"x-stainless-timeout": "-5"}, None, None),
+        ({"x-stainless-timeout": "nan"}, None, None),
+        ({"x-stainless-timeout": "1e99"}, None, None),
+        ({"x-stainless-timeout": "0"}, 60.0, 60.0),
+    ],
+)
+def test_the_timeout_a_client_names_is_its_deadline(headers, policy, seconds) -> None:
+    until = tickets.deadline(headers, 100.0, policy)
+    assert until == (None if seconds is None else 100.0 + seconds)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({}, "chat"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": []}, "chat"),
+        ({"reasoning_effort": "high", "tools": [1]}, "reasoning"),
+        ({"reasoning_effort": "none"}, "chat"),
+        ({"reasoning_effort": 7}, "chat"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "reasoning"),
+        ({"thinking": {"type": "disabled"}}, "chat"),
+        ({"thinking": "yes"}, "chat"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "reasoning"),
+        ({"chat_template_kwargs": {"enable_thinking": "true"}}, "chat"),
+        ({"chat_template_kwargs": [1]}, "chat"),
+    ],
+)
+def test_the_kind_of_answer_is_read_from_the_body(body, kind) -> None:
+    assert tickets.kind_of(body) == kind
+
+
+def test_a_ticket_carries_what_the_core_decides_by() -> None:
+    intent = SimpleNamespace(n=2, cap=30, usual=None, stream=True)
+    made = tickets.ticket(
+        RequestId("r"),
+        ClientRule("a"),
+        intent,  # type: ignore[arg-type]
+        SimpleNamespace(prompts=(5, 7), lead=((1, 5),)),  # type: ignore[arg-type]
+        body={"tools": [1]},
+        size=99,
+        pools=(),
+        headers={"x-session-id": "s"},
+        arrived=1.0,
+        first_token_s=4.0,
+    )
+    assert (made.lead, made.session) == (((1, 5),), hash(("x-session-id", "s")))
+    assert (made.ask.prompts, made.ask.n, made.ask.cap) == ((5, 7), 2, 30)
+    assert (made.kind, made.deadline, made.body_bytes, made.streamed) == ("tools", 5.0, 99, True)

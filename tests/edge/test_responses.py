@@ -1,0 +1,130 @@
+"""OpenAI's responses through the official client: streamed, whole, and what is kept out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from gateway.edge import handler
+from tests.edge.test_messages import told
+from tests.edge.test_refusals import Busy
+from tests.fakes.behaviour import Behaviour, queue_full
+from tests.fakes.typed import RESPONSES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TOOL: Any = {"type": "function", "name": "read", "parameters": {"type": "object"}, "strict": False}
+TURNS: Any = [
+    {"role": "user", "content": [{"type": "input_text", "text": "read it"}]},
+    {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "a b c"},
+    {"role": "user", "content": "and now"},
+]
+
+
+@pytest.fixture
+async def client(rig) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=rig.app.listen_url + "/v1", api_key="sk-any", max_retries=0
+    ) as one:
+        yield one
+
+
+async def test_an_answer_and_a_stream(rig, client) -> None:
+    answer = await client.responses.create(
+        model="tiny", instructions="be brief", input=TURNS, tools=[TOOL], max_output_tokens=5
+    )
+    assert answer.output_text.split() == ["w"] * 5
+    record = rig.records[0]
+    assert (record["dialect"], record["output_tokens"]) == ("responses", 5)
+    assert record["prompt_tokens"] == record["usage_prompt_tokens"] == rig.engine.seen[0].held - 5
+    assert record["count_method"] == "estimate"
+    sent = rig.engine.seen[0].body
+    assert (sent["request_id"], sent["store"]) == (answer.id, False)
+    assert sent["request_id"].startswith(record["id"])
+    assert (sent["input"], sent["tools"]) == (TURNS, [TOOL])
+    stream = await client.responses.create(
+        model="tiny", input="a b", max_output_tokens=5, stream=True
+    )
+    events = [event async for event in stream]
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text.split() == ["w"] * 5
+    record = rig.records[0]
+    assert (record["outcome"], record["output_tokens"]) == ("completed", 5)
+    assert record["ttft_ms"] is not None
+
+
+async def test_no_cap_becomes_ours(rig, client) -> None:
+    await client.responses.create(model="tiny", input="a b")
+    cap = rig.engine.seen[0].body["max_output_tokens"]
+    assert cap == rig.records[0]["cap_forwarded"] > 100
+
+
+KEPT_OUT: list[dict[str, Any]] = [
+    {"previous_response_id": "resp_1"},
+    {"background": True},
+    {"conversation": "conv_1"},
+    {"tools": [{"type": "web_search"}]},
+    {"tools": [TOOL, {"type": "mcp"}]},
+    {"tools": {"a": 1}},
+    {"max_output_tokens": 1},
+    {"input": ""},
+    {"input": [7]},
+]
+
+
+async def test_what_the_gate_could_not_follow_is_refused(rig) -> None:
+    for fields in KEPT_OUT:
+        got = await rig.post(RESPONSES, {"model": "tiny", "input": "a", **fields})
+        assert (got.status, got.code) == (400, "invalid_request"), fields
+    assert rig.engine.seen == []
+
+
+async def test_a_full_queue_of_the_engine_is_waited_out(rig, monkeypatch) -> None:
+    """It is told after the two events that every stream begins with."""
+    monkeypatch.setattr(handler, "PAUSE_S", 0.01)
+    rig.engine.queue.append(queue_full())
+    got = await rig.post(RESPONSES, {"input": "a", "max_output_tokens": 5, "stream": True})
+    names = [name for name, _ in told(got.body)]
+    assert (names.count("response.created"), names[-1]) == (1, "response.completed")
+    assert rig.records[0]["attempts"] == 2
+
+
+async def test_a_stream_that_breaks_raises_in_the_client(rig, client) -> None:
+    rig.engine.queue.append(Behaviour(tokens=5, reset_at=2))
+    stream = await client.responses.create(
+        model="tiny", input="a", max_output_tokens=5, stream=True
+    )
+    with pytest.raises(openai.APIError) as broken:
+        async for _ in stream:
+            pass
+    assert broken.value.code == "upstream_error"
+    assert rig.records[0]["outcome"] == "failed"
+
+
+async def test_a_stream_without_its_last_event_is_told_to_be_incomplete(rig) -> None:
+    rig.engine.queue.append(Behaviour(tokens=5, close_at=2))
+    got = await rig.post(RESPONSES, {"input": "a", "max_output_tokens": 5, "stream": True})
+    name, event = told(got.body)[-1]
+    assert (name, event["type"], event["code"]) == ("error", "error", "upstream_error")
+
+
+async def test_a_long_last_event_is_still_the_end(rig) -> None:
+    """It repeats the whole answer, and passes the size up to which events are parsed."""
+    rig.engine.queue.append(Behaviour(tokens=40, pad=4000))
+    got = await rig.post(RESPONSES, {"input": "a", "max_output_tokens": 50, "stream": True})
+    assert told(got.body)[-1][0] == "response.completed"
+    assert (rig.records[0]["outcome"], rig.records[0]["output_tokens"]) == ("completed", 40)
+
+
+async def test_one_that_waits_gets_comments_and_then_its_error_as_an_event(start) -> None:
+    policy = {"queue": {"heartbeat_s": 0.02, "max_wait_s": 0.1}}
+    async with start(policy) as rig, Busy(rig):
+        got = await rig.post(RESPONSES, {"input": "a", "max_output_tokens": 5, "stream": True})
+        assert got.body.startswith(b": waiting, position 1\n\n")
+        ((name, event),) = told(got.body)
+        assert (name, event["code"]) == ("error", "queue_timeout")

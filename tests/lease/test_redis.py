@@ -1,0 +1,99 @@
+"""The store, against a real server: one swap wins, and every life of the server has another name."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from gateway.cli import serve
+from gateway.core.amount import Amount
+from gateway.core.lease import Entry, Table
+from gateway.lease.redis import RedisStore
+from gateway.lease.store import StoreError
+from gateway.lease.wire import decode, encode
+from tests.lease.server import RedisServer, needs_server
+
+
+@needs_server
+async def test_of_two_swaps_that_expect_the_same_one_is_made(tmp_path) -> None:
+    with RedisServer(tmp_path) as server:
+        store, other = RedisStore(server.url), RedisStore(server.url)
+        run = (await store.swap("gpu0", "", None, b"one")).run
+        answers = await asyncio.gather(
+            store.swap("gpu0", run, None, b"one"), other.swap("gpu0", run, None, b"two")
+        )
+        assert sorted(answer.taken for answer in answers) == [False, True]
+        won = b"one" if answers[0].taken else b"two"
+        assert next(a.document for a in answers if not a.taken) == won
+        assert (await store.swap("gpu1", run, None, b"x")).taken, "a pool has a table of its own"
+        await store.close()
+        await other.close()
+
+
+@needs_server
+async def test_a_restarted_server_is_another_one(tmp_path) -> None:
+    with RedisServer(tmp_path) as server:
+        store = RedisStore(server.url)
+        run = (await store.swap("gpu0", "", None, b"")).run
+        assert (await store.swap("gpu0", run, None, b"one")).taken
+        server.stop()
+        with pytest.raises(StoreError, match="does not answer"):
+            await store.swap("gpu0", run, b"one", b"two")
+        server.start()
+        answer = await store.swap("gpu0", run, None, b"two")
+        assert not answer.taken
+        assert answer.run != run
+        assert answer.document is None
+        await store.close()
+
+
+@needs_server
+async def test_a_password_is_sent_and_never_told(tmp_path) -> None:
+    with RedisServer(tmp_path, password="hunter2-secret") as server:
+        store = RedisStore(server.url, password="hunter2-secret")
+        assert (await store.swap("gpu0", "", None, b"")).run
+        await store.close()
+        wrong = RedisStore(server.url, password="mistaken-secret")
+        with pytest.raises(StoreError) as error:
+            await wrong.swap("gpu0", "", None, b"")
+        assert "secret" not in repr(error.value)
+        assert "password_env" in str(error.value)
+        await wrong.close()
+
+
+def test_a_table_is_the_same_after_the_way_there_and_back() -> None:
+    entry = Entry(
+        3, 7, Amount(1, 2, 3), Amount(1), Amount(4, 5, 6), Amount(7, 8, 9), 4, 2, Amount(9), 5, 4
+    )
+    for unclaimed in (None, Amount(1, 2, 3)):
+        table = Table("run", "epoch", 7, unclaimed, {"a": entry})
+        assert decode(encode(table)) == table
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"", b"x", b"[]", b"null", b"{}", b'{"form":"kvgate-leases-2"}', encode(Table("r", "e"))[:-1]],
+)
+def test_what_is_no_table_is_refused_as_a_whole(document) -> None:
+    with pytest.raises(StoreError):
+        decode(document)
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    with pytest.raises(StoreError, match=r"pip install kvgate\[redis\]"):
+        RedisStore("redis://127.0.0.1:6379/0")
+
+
+def test_a_gate_that_can_not_share_does_not_start(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    monkeypatch.setattr(serve, "configure", lambda _: None)  # the log is other tests' as well
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        'backends: [{url: "http://127.0.0.1:1"}]\nleases: {url: "redis://127.0.0.1:1"}\n'
+        "listen: 127.0.0.1:0\ncontrol: 127.0.0.1:0\n"
+    )
+    assert serve.run([str(path)]) == 2
+    assert "pip install kvgate[redis]" in capsys.readouterr().err

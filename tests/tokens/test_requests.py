@@ -1,0 +1,84 @@
+"""Which prompts a body holds: responses, and queries that stand before each item."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.tokens import Counter, CountRefused, Kind, Method
+from gateway.tokens.request import read
+from gateway.tokens.responses import chat_from_responses
+
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}
+SAID = {"role": "assistant", "content": [{"type": "output_text", "text": "y"}]}
+
+
+def messages(body: dict[str, Any]) -> Any:
+    return chat_from_responses(body)["messages"]
+
+
+def test_instructions_and_developers_are_one_system_message() -> None:
+    items = [{"role": "developer", "content": "b"}, {"role": "user", "content": "c"}]
+    assert messages({"instructions": "a", "input": items}) == [
+        {"role": "system", "content": "a\n\nb"},
+        {"role": "user", "content": "c"},
+    ]
+    assert messages({"input": "c"}) == [{"role": "user", "content": "c"}]
+
+
+def test_what_was_said_and_called_in_a_row_is_one_turn() -> None:
+    thought = {"type": "reasoning", "summary": [{"text": "hm"}]}
+    result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    said, tool = messages({"input": [thought, SAID, CALL, CALL, result]})
+    assert said["content"] == [{"type": "text", "text": "y"}]
+    assert (said["reasoning_content"], len(said["tool_calls"])) == ("hm", 2)
+    assert said["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert tool == {"role": "tool", "tool_call_id": "c", "content": "1"}
+
+
+def test_only_functions_are_tools() -> None:
+    tools = [{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}]
+    chat = chat_from_responses({"input": "a", "tools": tools, "reasoning": {"effort": "low"}})
+    assert chat["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert (chat["tool_choice"], chat["reasoning_effort"]) == ("auto", "low")
+
+
+@pytest.mark.parametrize("arguments", [None, "{", "7", {"a": 1}, 7, "[" * 100_000])
+def test_arguments_that_are_no_object_break_nothing(arguments: Any) -> None:
+    (turn,) = messages({"input": [{**CALL, "arguments": arguments}]})
+    assert turn["tool_calls"][0]["function"]["arguments"].startswith("{")
+
+
+async def test_a_query_is_counted_once_and_charged_with_each_item() -> None:
+    """A long query before a thousand items would be a gigabyte of text."""
+    asked: list[str] = []
+
+    async def remote(body: dict[str, Any]) -> int:
+        asked.append(body["prompt"])
+        return len(body["prompt"].split())
+
+    counter = Counter(remote=remote)
+    body = {"query": "a b c", "items": ["d"] * 3}
+    counted = await counter.count(Kind.SCORE, body, 10)
+    assert (counted.prompts, counted.rough) == ((5, 5, 5), True)
+    assert (counted.method, len(asked)) == (Method.ESTIMATE, 4)
+    ids = await counter.count(Kind.SCORE, {"query": [1] * 9, "items": [[1], [1, 2]]}, 10)
+    assert (ids.prompts, len(asked)) == ((11, 12), 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.SCORE, {"query": ["a", "b"], "items": "c"}),
+        (Kind.SCORE, {"query": "a"}),
+        (Kind.SCORE, {"query": [-1], "items": [[1]]}),
+        (Kind.RERANK, {"query": "a", "documents": []}),
+        (Kind.RERANK, {"query": 7, "documents": ["a"]}),
+        (Kind.INPUT, {"input": [{}, 7]}),
+        (Kind.RESPONSES, {"input": []}),
+    ],
+)
+def test_a_body_without_a_prompt_is_refused(kind: Kind, body: Any) -> None:
+    with pytest.raises(CountRefused):
+        read(kind, body)

@@ -156,7 +156,7 @@ class Lookout:
                 if index < each:
                     lacks = _lacks(books, flow, entry, weights)
                 for name, lack in lacks.items():
-                    _count(found.setdefault(name, _Waits()), lack, flow, entry, now)
+                    _count(found.setdefault(name, _Waits()), lack, flow, entry, books, now)
         return found
 
     # ---- one server ------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Lookout:
             kv_lingering=sum(hold.demand.kv for _, hold in holds if hold.lingering),
             kv_foreign=sum(ledger.foreign for ledger in ledgers),
             prefill_limit=_bounded(prefill.limit for _, prefill, _ in views),
-            prefill_tokens=sum(ledger.prefill for ledger in ledgers) if booked else 0,
+            prefill_tokens=sum(ledger.uncached for ledger in ledgers) if booked else 0,
             slots_limit=_bounded(slots.limit for _, _, slots in views),
             slots_allowed=_bounded(ledger.all_slots for ledger in ledgers),
             reading=sum(hold.prefilling for _, hold in holds) if booked else 0,
@@ -315,7 +315,9 @@ def _lack(ledger: PoolLedger, entry: Entry, pool: PoolId) -> str:
     return "slots" if ledger.slots + demand.slots > ledger.all_slots else "kv"
 
 
-def _count(waits: _Waits, lack: str, flow: Flow, entry: Entry, now: float) -> None:
+def _count(
+    waits: _Waits, lack: str, flow: Flow, entry: Entry, books: Books, now: float
+) -> None:
     setattr(waits, lack, getattr(waits, lack) + 1)
     age = round(now - entry.since, 3)
     if lack == "client":
@@ -325,7 +327,10 @@ def _count(waits: _Waits, lack: str, flow: Flow, entry: Entry, now: float) -> No
         return
     waits.oldest_s = max(waits.oldest_s, age)
     if lack == "prefill":
-        waits.prefill_tokens += min(demand.prefill for demand in entry.demands.values())
+        lead = entry.ticket.lead
+        waits.prefill_tokens += min(
+            books.pools[pool].reading(demand, lead)[1] for pool, demand in entry.demands.items()
+        )
 
 
 def _writes(hold: Hold) -> bool:

@@ -31,7 +31,7 @@ class ServerLook:
     kv_lingering: int = 0  # held for requests whose client left
     kv_foreign: int = 0  # in use by requests that did not come through the gate
     prefill_limit: int = 0
-    prefill_tokens: int = 0  # prompt tokens handed over that have no first token yet
+    prefill_tokens: int = 0  # prompt tokens handed over that are likely still to be read
     slots_limit: int = 0
     slots_allowed: int = 0  # of these now, by the pace of decoding
     running: int = 0  # sequences handed over and not ended
@@ -44,7 +44,7 @@ class ServerLook:
     waits_slots: int = 0
     waits_client: int = 0  # their own client's limits or share
     waits_turn: int = 0  # nothing but their turn
-    waits_prefill_tokens: int = 0  # prompt tokens of those that wait for the prefill before them
+    waits_prefill_tokens: int = 0  # the same of those that wait for the prefill before them
     waits_oldest_s: float = 0.0  # of these but the client's
     waits_client_oldest_s: float = 0.0
     waiting_client: str | None = None  # the client that most of `waits_client` are of

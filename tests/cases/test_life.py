@@ -7,6 +7,7 @@ import gc
 import random
 import resource
 import socket
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -120,12 +121,14 @@ async def test_p10_failing_requests_leave_no_memory_behind(world) -> None:
             {"prompt": [1] * 20, "max_tokens": 5, "pad": pad},
             chat(1, max_tokens=5, pad=pad * 3),
         ]
-        rig.engine.script = lambda seen: refuse(500, "boom")
+        asked = count()
+        # Every other one fails: a server of which all do is soon sent only a trial now and then.
+        rig.engine.script = lambda seen: refuse(500, "boom") if next(asked) % 2 else None
 
         async def some(number: int) -> None:
             for index in range(number):
                 got = await rig.post(CHAT if index % 5 != 3 else TEXT, bodies[index % 5])
-                assert got.status in (400, 413, 500)
+                assert got.status in (200, 400, 413, 500)
                 rig.engine.seen.clear()  # the fake's own memory
                 rig.engine.tokenized.clear()
 

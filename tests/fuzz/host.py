@@ -70,8 +70,8 @@ class Anything(FakeSGLang):
             await wire.send(self.answer)
             wire.close()
             return
-        data = b'{"choices":[{"index":0,"text":"w","finish_reason":"stop"}]}'
-        await wire.answer(200, data)
+        said = {"index": 0, "finish_reason": "stop", "text": "w", "message": {"content": "w"}}
+        await wire.answer(200, json.dumps({"choices": [said]}).encode())
 
     def _tokenize(self, body: Any) -> tuple[int, Any]:
         try:

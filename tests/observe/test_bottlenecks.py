@@ -91,8 +91,6 @@ def test_a_client_at_its_limit_waits_for_nobody_else() -> None:
 # ---- incident C ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)  # nine seconds on a machine of its own
 def test_half_an_hour_of_incident_c(tmp_path: Path) -> None:
     box = watch(
         L20X4,

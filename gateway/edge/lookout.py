@@ -315,9 +315,7 @@ def _lack(ledger: PoolLedger, entry: Entry, pool: PoolId) -> str:
     return "slots" if ledger.slots + demand.slots > ledger.all_slots else "kv"
 
 
-def _count(
-    waits: _Waits, lack: str, flow: Flow, entry: Entry, books: Books, now: float
-) -> None:
+def _count(waits: _Waits, lack: str, flow: Flow, entry: Entry, books: Books, now: float) -> None:
     setattr(waits, lack, getattr(waits, lack) + 1)
     age = round(now - entry.since, 3)
     if lack == "client":

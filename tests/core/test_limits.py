@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 
 import pytest
 
@@ -164,6 +165,34 @@ def test_a_slower_machine_is_noticed() -> None:
             guess = model.predict(prompt, prompt, 0, 0)
             model.learn(guess, factor * (0.1 + prompt / 5_000), number)
     assert model.predict(2_000, 2_000, 0, 0).likely == pytest.approx(1.5, rel=0.1)
+
+
+@pytest.mark.parametrize("slower", [3.0, 10.0, 100.0])
+def test_a_machine_that_became_much_slower_is_learned_in_a_dozen_first_tokens(
+    slower: float,
+) -> None:
+    draw, model = random.Random(1), TtftModel(2_000.0)
+    ratios = []
+    for number in range(230):
+        left, backlog = draw.randrange(200, 8_000), draw.choice([0, 0, 0, draw.randrange(8_000)])
+        streams = draw.randrange(20)
+        took = (0.05 + (left + backlog) / 4_000 + streams / 500) * draw.lognormvariate(0, 0.2)
+        took *= slower if number >= 200 else 1.0
+        guess = model.predict(left, left, backlog, streams)
+        model.learn(guess, took, number)
+        ratios.append(guess.likely / took)
+    assert median(ratios[180:200]) == pytest.approx(1.0, rel=0.2)
+    assert median(ratios[200:206]) == pytest.approx(1 / slower, rel=0.5)
+    assert median(ratios[212:]) == pytest.approx(1.0, rel=0.2)
+
+
+def test_one_late_first_token_among_others_changes_next_to_nothing() -> None:
+    model = TtftModel(1_000.0)
+    for number in range(200):
+        prompt = 100 + 37 * number % 5_000
+        took = (0.1 + prompt / 5_000) * (40.0 if number % 25 == 24 else 1.0)
+        model.learn(model.predict(prompt, prompt, 0, 0), took, number)
+    assert model.predict(2_000, 2_000, 0, 0).likely == pytest.approx(0.5, rel=0.1)
 
 
 def test_requests_of_one_size_for_days_do_not_blow_the_model_up() -> None:

@@ -167,11 +167,16 @@ async def test_every_number_is_that_of_status(rig, tmp_path) -> None:
                 default=0,
             )
             if still and newest == trend["rows"][-1][0] and shown(numbers, status):
-                break
+                # What is known of the engine may have come between the page and our own question.
+                try:
+                    compared = check(numbers, {"status": status, "trend": trend}, moving)
+                    break
+                except AssertionError:
+                    if attempt == 19:
+                        raise
             assert attempt < 19, "it never stood still"
             await asyncio.sleep(0.3)
-        sources = {"status": status, "trend": trend}
-        assert check(numbers, sources, moving) >= 45
+        assert compared >= 45
         assert await tab.run(STRAY) == []
         level = await tab.run("document.getElementById('level').textContent")
         assert (status["now"]["level"], level) == ("queueing", "Requests wait")

@@ -256,14 +256,15 @@ async def test_a_new_gate_before_a_busy_engine(
     async def somebody_else(seed: int, tokens: int) -> None:
         """Asks the engine directly, one request after the other, until the gate has seen it."""
         while not known.is_set():
-            body = streaming(chat_body(500, seed=seed, max_tokens=tokens))
+            body = streaming(chat_body(200, seed=seed, max_tokens=tokens))
             (other,) = await chats(engine.url, [body])
             assert other.complete
 
     async with asyncio.TaskGroup() as tasks:
-        for n in range(2):  # two, so that there is no moment without one
-            tasks.create_task(somebody_else(51 + n, 300 + 90 * n))
-        await until(lambda: running(engine) == 2, 20, "somebody else's requests run")
+        # Three of different lengths: of two, both were between two requests at one look of a gate.
+        for n in range(3):
+            tasks.create_task(somebody_else(51 + n, 290 + 40 * n))
+        await until(lambda: running(engine) == 3, 20, "somebody else's requests run")
         gate = await asyncio.to_thread(make_gate, engine)
         held = gate.reserved()
         elsewhere = gate.status()["backends"][0]["elsewhere"]

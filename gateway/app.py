@@ -51,6 +51,7 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
+    from gateway.core.model import QuotaView
     from gateway.gate import Lease
     from gateway.observe.record import Record
     from gateway.policy.change import Change
@@ -93,6 +94,7 @@ class App:
         self.log = structlog.get_logger("kvgate")
         named = loaded(policy) if source is None else loaded(policy, source.env)
         callers = Callers(policy, Identify(policy, named.secrets))
+        self._rules = callers.rules
         self.metrics = Metrics([one.name for one in policy.backends], list(callers.rules))
         self.records = RecordWriter(
             policy.observe.records,
@@ -157,6 +159,7 @@ class App:
             draining=self.draining,
             collector=self.collector,
             reload=self.reload,
+            quotas=self.quotas,
             shadow=policy.admission == "shadow",
             leases=self.leases,
         )
@@ -169,6 +172,7 @@ class App:
         """Listen on both planes and begin to watch the servers. Raises OSError for a taken port."""
         self.metrics.set_view(self.gate.view)
         self.metrics.set_engines(self.fleet.engines)
+        self.metrics.set_quotas(self.quotas)
         _enough_files(self.policy.queue.max_requests, self.log)
         log = ClientsApart()
         server = Face(
@@ -232,6 +236,10 @@ class App:
         await self.memory.stop()
         await asyncio.to_thread(self.records.close)
 
+    def quotas(self) -> list[QuotaView]:
+        """How the clients stand that have a quota by the policy in force."""
+        return self.gate.quotas(self._rules.values())
+
     def _ended(self, record: Record) -> None:
         self.lookout.ended(record)
         self.collector.ended(record)
@@ -253,6 +261,7 @@ class App:
         self.policy = policy
         self.gate.rule(queue_rule(policy))
         self.data.adopt(policy, callers)
+        self._rules = callers.rules
         self.draining.limit_s = policy.drain_s
         if self._tls is not None and wanted.tls is not None:
             self._tls.use(wanted.tls)

@@ -65,6 +65,8 @@ Route = Literal[
     "/generate",
     "/api/chat",
     "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
 ]
 """Routes that a client may be held to. The model lists are open to all."""
 

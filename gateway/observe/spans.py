@@ -141,6 +141,7 @@ def _attributes(record: Record, server: str | None) -> Iterator[tuple[str, Any]]
         "http.response.status_code": record.upstream_status,
         "kvgate.request.id": record.id,
         "kvgate.client": record.client,
+        "kvgate.session": record.session,
         "kvgate.dialect": record.dialect,
         "kvgate.outcome": None if record.outcome is None else record.outcome.value,
         "kvgate.code": None if record.code is None else record.code.value,

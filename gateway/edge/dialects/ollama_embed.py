@@ -112,8 +112,9 @@ class EmbedTeller:
     def whole(self, body: bytes) -> bytes | None:
         """See `Teller.whole`."""
         vectors: list[bytes] = []
-        end = 0
+        begins = end = 0
         while (head := _VECTOR.search(body, end)) is not None:
+            begins = begins or head.start()
             end = body.find(b"]", head.end())
             vector = body[head.end() : end]
             if end < 0 or not vector or vector.translate(None, _OF_NUMBERS):
@@ -123,7 +124,8 @@ class EmbedTeller:
             return None
         if self._number is None:
             return b'{"embedding":[%b]}' % vectors[0]
-        times, tokens = self._times, _TOKENS.search(body, end)
+        tokens = _TOKENS.search(body, end) or _TOKENS.search(body, 0, begins)
+        times = self._times
         ending = {
             "total_duration": nanoseconds(times.now() - times.arrived),
             "load_duration": nanoseconds(times.granted - times.arrived),

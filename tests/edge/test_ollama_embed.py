@@ -10,11 +10,12 @@ import pytest
 
 from gateway.edge.dialects import Invalid, Times
 from gateway.edge.dialects.ollama_embed import EmbedTeller, OllamaEmbed, OllamaEmbeddings
+from tests.edge.rig import API_EMBED, API_EMBEDDINGS
 from tests.edge.test_refusals import Busy
 from tests.fakes import typed
 from tests.fakes.behaviour import Behaviour, refuse
 
-EMBED, OLD = "/api/embed", "/api/embeddings"
+EMBED, OLD = API_EMBED, API_EMBEDDINGS
 VECTOR = [0.5, 0.25]  # the fake engine's
 
 

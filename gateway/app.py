@@ -39,10 +39,11 @@ from gateway.observe.recorder import RecordWriter
 from gateway.observe.traces import Traces
 from gateway.policy.certificate import Presented
 from gateway.policy.change import change
+from gateway.policy.checks import keyed
 from gateway.policy.clients import Identify
 from gateway.policy.compile import queue_rule
 from gateway.policy.source import loaded
-from gateway.policy.types import host_port
+from gateway.policy.types import host_port, is_loopback
 from gateway.reload import Reload
 
 if sys.platform != "win32":
@@ -214,6 +215,8 @@ class App:
             control=self.control_url,
             backends=[backend.url for backend in self.fleet],
         )
+        if not keyed(self.policy.clients):
+            self._tell_it_is_open()
 
     async def stop(self) -> drain.Drained:
         """Drain, then close everything."""
@@ -235,6 +238,12 @@ class App:
         await self.fleet.stop()
         await self.memory.stop()
         await asyncio.to_thread(self.records.close)
+
+    def _tell_it_is_open(self) -> None:
+        """Nobody needs a key: that is told, and as a warning where others than this machine come."""
+        tell = self.log.info if is_loopback(self.policy.listen) else self.log.warning
+        reason = "no client has a key: whoever reaches this address may call; `clients` gives keys"
+        tell("no_keys", listen=self.listen_url, reason=reason)
 
     def quotas(self) -> list[QuotaView]:
         """How the clients stand that have a quota by the policy in force."""
@@ -258,6 +267,8 @@ class App:
         # From here on nothing can fail and nothing awaits: no request meets half of it.
         if policy.observe.log_level != self.policy.observe.log_level:
             configure(policy.observe.log_level)
+        if keyed(self.policy.clients) and not keyed(policy.clients):
+            self._tell_it_is_open()
         self.policy = policy
         self.gate.rule(queue_rule(policy))
         self.data.adopt(policy, callers)

@@ -7,7 +7,9 @@ import hashlib
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
+from structlog.testing import capture_logs
 
+from gateway import app
 from gateway.edge import routes
 from gateway.policy.callers import Route
 from tests.edge.rig import CHAT, GENERATE, TEXT, chat, written
@@ -185,6 +187,29 @@ async def test_a_client_that_hangs_up_pays_for_what_it_got(start) -> None:
             answer.close()
         await rig.until(lambda: not rig.app.gate.core.books.held)
         assert 20 + 20 <= rig.app.gate.core.meters.used("a") <= 20 + 40
+
+
+@pytest.mark.parametrize(("here", "level"), [(True, "info"), (False, "warning")])
+async def test_a_gate_without_keys_says_so(start, tmp_path: Path, monkeypatch, here, level) -> None:
+    if not here:
+        monkeypatch.setattr(app, "is_loopback", lambda _: False)
+    keys = {"clients": [keyed("a")]}
+    with capture_logs() as logs:
+
+        def told() -> list[Any]:
+            return [one for one in logs if one["event"] == "no_keys"]
+
+        async with start() as rig:
+            (one,) = told()
+            assert (one["log_level"], one["listen"]) == (level, rig.app.listen_url)
+            assert one["listen"].startswith("http://127.0.0.1:"), "of itself it is on loopback"
+            assert "no client has a key" in one["reason"]
+            for policy, times in ((keys, 1), (keys, 1), ({}, 2)):
+                written(tmp_path, rig.engine.url, policy)
+                assert (await rig.control("/reload", "POST")).status == 200
+                assert len(told()) == times
+        async with start(keys) as rig:
+            assert len(told()) == 2
 
 
 async def test_who_calls_from_where(start) -> None:

@@ -31,7 +31,9 @@ MOST_BYTES: Final = 64 << 20
 
 _VECTOR: Final = re.compile(rb'"embedding"\s*:\s*\[')
 _TOKENS: Final = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,15})\b')
-_OF_NUMBERS: Final = b"0123456789+-.eE, \t\r\n"
+_NO_NUMBERS: Final = (b'"', b"[", b"{", b"a", b"n", b"u")
+"""One of these is in all that JSON has beside numbers, and in NaN and Infinity. Looking for six bytes
+takes a fifth of the time of looking at each byte."""
 
 
 class _Embed:
@@ -117,7 +119,7 @@ class EmbedTeller:
             begins = begins or head.start()
             end = body.find(b"]", head.end())
             vector = body[head.end() : end]
-            if end < 0 or not vector or vector.translate(None, _OF_NUMBERS):
+            if end < 0 or not vector or any(mark in vector for mark in _NO_NUMBERS):
                 return None
             vectors.append(vector)
         if len(vectors) != (self._number or 1):
@@ -131,8 +133,7 @@ class EmbedTeller:
             "load_duration": nanoseconds(times.granted - times.arrived),
             "prompt_eval_count": 0 if tokens is None else int(tokens[1]),
         }
-        return b'{"model":%b,"embeddings":[[%b]],%b' % (
-            orjson.dumps(self._model),
-            b"],[".join(vectors),
-            orjson.dumps(ending)[1:],
-        )
+        # Into the first and the last, so that all is put together once.
+        vectors[0] = b'{"model":%b,"embeddings":[[%b' % (orjson.dumps(self._model), vectors[0])
+        vectors[-1] += b"]],%b" % orjson.dumps(ending)[1:]
+        return b"],[".join(vectors)

@@ -39,10 +39,11 @@ from gateway.observe.recorder import RecordWriter
 from gateway.observe.traces import Traces
 from gateway.policy.certificate import Presented
 from gateway.policy.change import change
+from gateway.policy.checks import keyed
 from gateway.policy.clients import Identify
 from gateway.policy.compile import queue_rule
 from gateway.policy.source import loaded
-from gateway.policy.types import host_port
+from gateway.policy.types import host_port, is_loopback
 from gateway.reload import Reload
 
 if sys.platform != "win32":
@@ -51,6 +52,7 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
+    from gateway.core.model import QuotaView
     from gateway.gate import Lease
     from gateway.observe.record import Record
     from gateway.policy.change import Change
@@ -93,6 +95,7 @@ class App:
         self.log = structlog.get_logger("kvgate")
         named = loaded(policy) if source is None else loaded(policy, source.env)
         callers = Callers(policy, Identify(policy, named.secrets))
+        self._rules = callers.rules
         self.metrics = Metrics([one.name for one in policy.backends], list(callers.rules))
         self.records = RecordWriter(
             policy.observe.records,
@@ -157,6 +160,7 @@ class App:
             draining=self.draining,
             collector=self.collector,
             reload=self.reload,
+            quotas=self.quotas,
             shadow=policy.admission == "shadow",
             leases=self.leases,
         )
@@ -169,6 +173,7 @@ class App:
         """Listen on both planes and begin to watch the servers. Raises OSError for a taken port."""
         self.metrics.set_view(self.gate.view)
         self.metrics.set_engines(self.fleet.engines)
+        self.metrics.set_quotas(self.quotas)
         _enough_files(self.policy.queue.max_requests, self.log)
         log = ClientsApart()
         server = Face(
@@ -210,6 +215,8 @@ class App:
             control=self.control_url,
             backends=[backend.url for backend in self.fleet],
         )
+        if not keyed(self.policy.clients):
+            self._tell_it_is_open()
 
     async def stop(self) -> drain.Drained:
         """Drain, then close everything."""
@@ -232,6 +239,16 @@ class App:
         await self.memory.stop()
         await asyncio.to_thread(self.records.close)
 
+    def _tell_it_is_open(self) -> None:
+        """Nobody needs a key: that is told, and as a warning where others than this machine come."""
+        tell = self.log.info if is_loopback(self.policy.listen) else self.log.warning
+        reason = "no client has a key: whoever reaches this address may call; `clients` gives keys"
+        tell("no_keys", listen=self.listen_url, reason=reason)
+
+    def quotas(self) -> list[QuotaView]:
+        """How the clients stand that have a quota by the policy in force."""
+        return self.gate.quotas(self._rules.values())
+
     def _ended(self, record: Record) -> None:
         self.lookout.ended(record)
         self.collector.ended(record)
@@ -250,9 +267,12 @@ class App:
         # From here on nothing can fail and nothing awaits: no request meets half of it.
         if policy.observe.log_level != self.policy.observe.log_level:
             configure(policy.observe.log_level)
+        if keyed(self.policy.clients) and not keyed(policy.clients):
+            self._tell_it_is_open()
         self.policy = policy
         self.gate.rule(queue_rule(policy))
         self.data.adopt(policy, callers)
+        self._rules = callers.rules
         self.draining.limit_s = policy.drain_s
         if self._tls is not None and wanted.tls is not None:
             self._tls.use(wanted.tls)

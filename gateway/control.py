@@ -23,11 +23,11 @@ from gateway.tasks import spawn
 from gateway.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from aiohttp.typedefs import Handler
 
-    from gateway.core.model import PoolView, View
+    from gateway.core.model import PoolView, QuotaView, View
     from gateway.drain import Drain
     from gateway.edge.backends import Backend, Fleet
     from gateway.edge.leases import Leases
@@ -61,6 +61,7 @@ class ControlPlane:
         draining: Drain,
         collector: Collector,
         reload: Reload,
+        quotas: Callable[[], list[QuotaView]],
         shadow: bool,
         leases: Leases | None = None,
     ) -> None:
@@ -72,6 +73,7 @@ class ControlPlane:
         self._draining = draining
         self._collector = collector
         self._reload = reload
+        self._quotas = quotas
         self._shadow = shadow
         self._leases = leases
         self._trend = Trend(gate, journal.recent)
@@ -132,6 +134,7 @@ class ControlPlane:
                 }
                 for client in view.clients
             ],
+            "quotas": [_quota(one) for one in self._quotas()],
             "totals": self._journal.totals.to_dict(),
             "refusals": self._journal.recent.refusals(),
             "abandoned": self._reaper.dying,
@@ -252,6 +255,19 @@ async def _own_site_only(request: web.Request, handler: Handler) -> web.StreamRe
     if request.method not in {"GET", "HEAD"} and asked_by not in OWN_SITE:
         raise web.HTTPForbidden(text="another site's page may not do this\n")
     return await handler(request)
+
+
+def _quota(one: QuotaView) -> dict[str, Any]:
+    """How one client stands with its tokens."""
+    left_s = None if one.left_s is None else round(one.left_s, 1)
+    return {
+        "client": one.client,
+        "used_tokens": one.used,
+        "under_way_tokens": one.under_way,
+        "quota_tokens": one.tokens,
+        "window_s": one.window_s,
+        "window_left_s": left_s,
+    }
 
 
 def _forecast(pools: list[PoolView]) -> int | None:

@@ -20,17 +20,19 @@ from gateway.core.envelope import LEAST_SHARE
 from gateway.core.model import Granted, Outcome, Refused, Release, Released
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
     from types import TracebackType
 
     from gateway.core.admission import Admission
     from gateway.core.amount import Amount
     from gateway.core.appetite import Appetite
     from gateway.core.model import (
+        ClientRule,
         Grant,
         PoolId,
         PoolLimits,
         QueueRule,
+        QuotaView,
         Refusal,
         RequestId,
         Ticket,
@@ -317,6 +319,10 @@ class Gate:
     def view(self) -> View:
         """A snapshot of the books."""
         return self.core.view(self.now())
+
+    def quotas(self, rules: Iterable[ClientRule]) -> list[QuotaView]:
+        """How those of these clients stand that have a quota."""
+        return self.core.quotas(rules, self.now())
 
     def now(self) -> float:
         """The clock of every decision: the loop's."""

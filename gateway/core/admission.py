@@ -32,14 +32,16 @@ from gateway.core.sums import LedgerError
 from gateway.core.turns import NOBODY, Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from gateway.core.amount import Amount
     from gateway.core.lengths import Lengths
     from gateway.core.model import (
+        ClientRule,
         Demand,
         PoolId,
         PoolLimits,
+        QuotaView,
         RequestId,
         Ticket,
         Transition,
@@ -291,6 +293,11 @@ class Admission(Turns):
     def view(self, now: float) -> View:
         """Everything held and waiting, frozen."""
         return self.books.view(now)
+
+    def quotas(self, rules: Iterable[ClientRule], now: float) -> list[QuotaView]:
+        """How those of these clients stand that have a quota."""
+        looks = (self.meters.look(rule, self.books.under_way(rule), now) for rule in rules)
+        return [look for look in looks if look is not None]
 
     # ---- the door ------------------------------------------------------------------------------
 

@@ -85,8 +85,8 @@ class Flow:
     """The same requests by where they may run: a full or dead server hides nobody's other work."""
     newest: int = 0  # arrival number of the request whose rule holds
     served: float = 0.0  # how far service has come, in tags
-    talks: Counter[int | None] = field(default_factory=Counter)  # waiting requests by conversation
-    ends: dict[int | None, float] = field(
+    talks: Counter[str | None] = field(default_factory=Counter)  # waiting requests by conversation
+    ends: dict[str | None, float] = field(
         default_factory=dict
     )  # of each conversation's last request
 
@@ -164,7 +164,7 @@ class Flow:
         )
         return merge(*lanes, key=lambda entry: entry.place)
 
-    def _leave_talk(self, session: int | None) -> None:
+    def _leave_talk(self, session: str | None) -> None:
         self.talks[session] -= 1
         if not self.talks[session]:
             del self.talks[session]

@@ -176,7 +176,7 @@ class Ticket:
     deadline: float | None = None  # monotonic: of no use if the first token comes later
     kind: str = "chat"  # of answer: whose lengths stand in while this client is new, see lengths
     lead: Lead = ()  # how its prompt begins, see prefix
-    session: int | None = None  # a mark of the conversation it says it belongs to, see flows
+    session: str | None = None  # a mark of the conversation it says it belongs to, see flows
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +311,18 @@ class ClientView:
     held_tokens: int
     inflight: int
     waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaView:
+    """How a client stands with its quota. Tokens; seconds."""
+
+    client: str
+    used: int  # charged in the window that is open
+    under_way: int  # held by its requests, or needed by those that wait
+    tokens: int
+    window_s: float
+    left_s: float | None  # of that window; None: the next request opens one
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.core.model import QuotaView
+
 if TYPE_CHECKING:
     from gateway.core.model import ClientRule
 
@@ -55,6 +57,17 @@ class Meters:
         """A request of this client took so many tokens."""
         if rule.quota is not None:
             self._window(rule.name, rule.quota.window_s, now).used += tokens
+
+    def look(self, rule: ClientRule, under_way: int, now: float) -> QuotaView | None:
+        """How a client stands; None without a quota. Looking opens no window."""
+        quota = rule.quota
+        if quota is None:
+            return None
+        window = self._of.get(rule.name)
+        if window is None or now >= (ends := window.began + quota.window_s):
+            return QuotaView(rule.name, 0, under_way, quota.tokens, quota.window_s, None)
+        left_s = ends - now
+        return QuotaView(rule.name, window.used, under_way, quota.tokens, quota.window_s, left_s)
 
     def used(self, name: str) -> int:
         """Tokens charged in the client's last window."""

@@ -226,6 +226,7 @@ class DataPlane:
             size=size,
             pools=(pool for backend in backends for pool in backend.pools),
             headers=headers,
+            session=trip.record.session,
             arrived=trip.began,
             first_token_s=self._policy.queue.first_token_s,
         )

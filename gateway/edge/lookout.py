@@ -156,7 +156,7 @@ class Lookout:
                 if index < each:
                     lacks = _lacks(books, flow, entry, weights)
                 for name, lack in lacks.items():
-                    _count(found.setdefault(name, _Waits()), lack, flow, entry, books, now)
+                    _count(found.setdefault(name, _Waits()), lack, flow, entry, books, now=now)
         return found
 
     # ---- one server ------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def _lack(ledger: PoolLedger, entry: Entry, pool: PoolId) -> str:
     return "slots" if ledger.slots + demand.slots > ledger.all_slots else "kv"
 
 
-def _count(waits: _Waits, lack: str, flow: Flow, entry: Entry, books: Books, now: float) -> None:
+def _count(waits: _Waits, lack: str, flow: Flow, entry: Entry, books: Books, *, now: float) -> None:
     setattr(waits, lack, getattr(waits, lack) + 1)
     age = round(now - entry.since, 3)
     if lack == "client":

@@ -16,14 +16,13 @@ What fits waits for its server however busy that is. A request that fits costs n
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gateway.core import door
 from gateway.core.model import Code
 from gateway.edge import trimming
-from gateway.edge.dialects import guard
+from gateway.edge.talks import talk
 from gateway.gate import Shed
-from gateway.tokens import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from gateway.edge.callers import Callers
     from gateway.edge.dialects import Body
     from gateway.edge.handler import Work
+    from gateway.edge.talks import Talk
     from gateway.edge.trip import Trip
     from gateway.gate import Gate
 
@@ -56,15 +56,15 @@ async def settled(
     where the decision is not enforced. Raises what `ask` does, Shed for a model that is not the
     client's, and where even the fewest turns do not fit.
     """
-    first = await ask(callers.named(client, sent))
+    asked = callers.named(client, sent)
+    first = await ask(asked)
     others = callers.larger(client, sent)
     if not others and not callers.trims_any:
         return first
     misfit = _too_long(gate, first[0])
     if misfit is None:
         return first
-    last = nearest = first
-    least: Body | None = None  # as `nearest` came, where that is another model than the first
+    last = nearest = first  # `asked` is the body of `nearest`
     for body in others:
         try:
             last = await ask(body)
@@ -76,15 +76,14 @@ async def settled(
         if other is None:
             return last
         if other.needed - other.available < misfit.needed - misfit.available:
-            misfit, nearest, least = other, last, body
+            misfit, nearest, asked = other, last, body
     if last is not nearest:  # the trip tells of the model that was asked last
-        nearest = await ask(least or callers.named(client, sent))
+        nearest = await ask(asked)
     work = nearest[1]
-    if not _has_turns(work) or not callers.trims(
-        client, work.intent, work.counted, trip.request.headers
-    ):
+    if not callers.trims(client, work.intent, work.counted, trip.request.headers):
         return nearest
-    return await _trimmed(nearest, ask, trip, gate, told=told)
+    turns = talk(work.intent, asked)
+    return nearest if turns is None else await _trimmed(nearest, turns, ask, trip, gate, told=told)
 
 
 def _too_long(gate: Gate, ticket: Ticket) -> Misfit | None:
@@ -95,28 +94,19 @@ def _too_long(gate: Gate, ticket: Ticket) -> Misfit | None:
     return misfit if too_long else None
 
 
-def _has_turns(work: Work) -> bool:
-    if work.intent.instead is not None:
-        return False  # its turns are in another shape than those that are counted
-    if work.intent.kind is Kind.CHAT:
-        return work.body.get("input_ids") is None  # they stand in the place of the messages
-    return work.intent.kind is Kind.MESSAGES
-
-
-async def _trimmed(asked: Asked, ask: Ask, trip: Trip, gate: Gate, *, told: bool) -> Asked:
+async def _trimmed(
+    asked: Asked, turns: Talk, ask: Ask, trip: Trip, gate: Gate, *, told: bool
+) -> Asked:
     """The request with as few turns less as it takes."""
     ticket, work = asked
     books = gate.core.books
     limit = door.longest_prompt(ticket, books.pools, books.lengths_of(ticket))
-    messages: list[Any] = work.body["messages"]
-    sizes = [len(guard.dump(message)) for message in messages]
-    stride = max(1, limit * BYTES_A_TOKEN // STRIDES)
-    places = trimming.cuts(messages, sizes, stride)
+    places = turns.cuts(max(1, limit * BYTES_A_TOKEN // STRIDES))
     if not places:
         return asked  # nothing may go
 
     async def shorter(cut: trimming.Cut) -> Asked:
-        return await ask({**work.body, "messages": trimming.kept(messages, cut)})
+        return await ask(turns.less(cut))
 
     async def count(cut: trimming.Cut) -> int:
         ticket, _ = await shorter(cut)

@@ -251,8 +251,8 @@ class Relay:
 
     async def _told(self, teller: Teller, reply: Reply, data: bytes) -> web.Response:
         """A body that is told in other words, which takes all of it: nothing is out before."""
-        data += await reply.read_all(FACTS_BYTES)
-        self._engine_is_done(reply_facts(self._dialect, data), reply)
+        data += await reply.read_all(teller.most_bytes)
+        self._engine_is_done(self._facts([data], len(data)), reply)
         told = teller.whole(data) if reply.status == OK else None
         status, body = retold(self._trip.voice, told, data, reply.status)
         out = web.Response(status=status, body=body, content_type=replies.JSON)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from gateway.edge.dialects import Dialect
 from gateway.edge.dialects.anthropic import Messages
 from gateway.edge.dialects.ollama import OllamaChat, OllamaGenerate
+from gateway.edge.dialects.ollama_embed import OllamaEmbed, OllamaEmbeddings
 from gateway.edge.dialects.openai import Chat, Text
 from gateway.edge.dialects.prompts import Classify, Embeddings, Rerank, Score
 from gateway.edge.dialects.responses import Responses
@@ -46,6 +47,8 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("POST", "/v1/rerank"): Rerank(),
     ("POST", "/api/chat"): OllamaChat(),
     ("POST", "/api/generate"): OllamaGenerate(),
+    ("POST", "/api/embed"): OllamaEmbed(),
+    ("POST", "/api/embeddings"): OllamaEmbeddings(),
     ("GET", "/api/tags"): Quick.TAGS,
     ("GET", "/api/ps"): Quick.PS,
     ("POST", "/api/show"): Quick.SHOW,

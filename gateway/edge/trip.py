@@ -17,6 +17,7 @@ from gateway.core.model import Code, Outcome, Refusal, RequestId
 from gateway.edge import replies
 from gateway.edge.body import TooLarge
 from gateway.edge.heartbeat import Heart
+from gateway.edge.tickets import session
 from gateway.observe.record import Record, served_or_other
 from gateway.observe.spans import parent_of
 from gateway.upstream.headers import strip_hop_by_hop
@@ -78,6 +79,7 @@ class Trip:
         self.instead: Instead | None = None
         self.record = Record(id=self.id, dialect=type(dialect).__name__.lower())
         self.record.client_request_id = clean_id(request.headers)
+        self.record.session = session(request.headers)
         self.record.traceparent = parent_of(request.headers.getall("traceparent", ()))
         retry = request.headers.get("x-stainless-retry-count", "")
         if retry.isascii() and retry.isdigit() and len(retry) < 4:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from gateway.core.model import Transition, View
+    from gateway.core.model import QuotaView, Transition, View
     from gateway.observe.record import Record
     from gateway.observe.view import EngineView
 
@@ -216,6 +216,10 @@ class Metrics:
     def set_engines(self, engines: Callable[[], Iterable[EngineView]]) -> None:
         """The same for what is told of servers beside the books."""
         self._view.engines = engines
+
+    def set_quotas(self, quotas: Callable[[], Iterable[QuotaView]]) -> None:
+        """The same for the clients that have a quota."""
+        self._view.quotas = quotas
 
     def render(self) -> tuple[bytes, str]:
         """The scrape: body and content type."""

@@ -43,6 +43,7 @@ class Record:
     id: str
     client: str = OTHER
     client_request_id: str | None = None  # the client's own x-request-id, once found clean
+    session: str | None = None  # a mark of the conversation, see `tickets.session`
     traceparent: str | None = None  # the client's span, once found valid: numbers in hexadecimal
     at: datetime = field(default_factory=_now)  # arrival, wall clock
     dialect: str = OTHER

@@ -27,11 +27,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PARENT: Final = re.compile(
     r"(?!ff|00-.{52}-)([0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2}))(?:-.*)?"
 )
-_ONLY_READ: Final = frozenset({"embeddings", "classify", "score", "rerank"})
+_EMBEDS: Final = ("embeddings", "ollamaembed", "ollamaembeddings")
+_ONLY_READ: Final = frozenset({*_EMBEDS, "classify", "score", "rerank"})
 """Dialects that generate nothing: the engine's part is prefill alone."""
-_OPERATIONS: Final = dict.fromkeys(("text", "generate", "ollamagenerate"), "text_completion") | {
-    name: name for name in _ONLY_READ
-}
+_OPERATIONS: Final = (
+    dict.fromkeys(("text", "generate", "ollamagenerate"), "text_completion")
+    | {name: name for name in _ONLY_READ}
+    | dict.fromkeys(_EMBEDS, "embeddings")
+)
 """`gen_ai.operation.name` of each dialect that is not a chat."""
 _FIRST_ERROR_STATUS: Final = 400
 
@@ -138,6 +141,7 @@ def _attributes(record: Record, server: str | None) -> Iterator[tuple[str, Any]]
         "http.response.status_code": record.upstream_status,
         "kvgate.request.id": record.id,
         "kvgate.client": record.client,
+        "kvgate.session": record.session,
         "kvgate.dialect": record.dialect,
         "kvgate.outcome": None if record.outcome is None else record.outcome.value,
         "kvgate.code": None if record.code is None else record.code.value,

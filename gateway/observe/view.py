@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from gateway.core.model import ClientView, PoolView, QueueView, View
+    from gateway.core.model import ClientView, PoolView, QueueView, QuotaView, View
 
 _POOL: tuple[tuple[str, str, Callable[[PoolView], float]], ...] = (
     ("kv_limit_tokens", "KV tokens that may be reserved.", lambda p: p.kv.limit),
@@ -40,6 +40,20 @@ _CLIENT: tuple[tuple[str, str, Callable[[ClientView], float]], ...] = (
     ("client_held_tokens", "KV tokens a client's requests reserve.", lambda c: c.held_tokens),
     ("client_inflight_requests", "A client's running requests.", lambda c: c.inflight),
     ("client_waiting_requests", "A client's waiting requests.", lambda c: c.waiting),
+)
+_QUOTA: tuple[tuple[str, str, Callable[[QuotaView], float | None]], ...] = (
+    ("client_quota_tokens", "Tokens a client may use in a window.", lambda q: q.tokens),
+    ("client_quota_used_tokens", "Tokens used in the window that is open.", lambda q: q.used),
+    (
+        "client_quota_under_way_tokens",
+        "Tokens its requests hold, or need and wait for; they count against its quota.",
+        lambda q: q.under_way,
+    ),
+    (
+        "client_quota_window_left_seconds",
+        "Until the window ends. Not there while none is open.",
+        lambda q: q.left_s,
+    ),
 )
 _ENGINE: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
     ("server_on_trial", "1 until it has generated since it was reached.", lambda e: e.on_trial),
@@ -71,6 +85,7 @@ class ViewCollector(Collector):
     def __init__(self, failed: Callable[[str], None]) -> None:
         self.source: Callable[[], View] | None = None
         self.engines: Callable[[], Iterable[EngineView]] = tuple
+        self.quotas: Callable[[], Iterable[QuotaView]] = tuple
         self._failed = failed
         self._backends: frozenset[str] = frozenset()
         self._clients: frozenset[str] = frozenset()
@@ -88,7 +103,11 @@ class ViewCollector(Collector):
         if self.source is None:
             return []
         try:
-            return [*self._gauges(self.source()), *self._of_engines(list(self.engines()))]
+            return [
+                *self._gauges(self.source()),
+                *self._of_engines(list(self.engines())),
+                *self._of_quotas(list(self.quotas())),
+            ]
         except Exception:  # noqa: BLE001  # the counters must still be scraped
             self._failed("view")
             return []
@@ -129,6 +148,22 @@ class ViewCollector(Collector):
                 )
                 for name, about, read in _ENGINE
             ),
+        ]
+
+    def _of_quotas(self, quotas: list[QuotaView]) -> list[Metric]:
+        names = [(self._known(quota.client, self._clients),) for quota in quotas]
+        return [
+            _family(
+                name,
+                about,
+                ("client",),
+                [
+                    (who, value)
+                    for who, one in zip(names, quotas, strict=True)
+                    if (value := read(one)) is not None
+                ],
+            )
+            for name, about, read in _QUOTA
         ]
 
     @staticmethod

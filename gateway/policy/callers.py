@@ -65,6 +65,8 @@ Route = Literal[
     "/generate",
     "/api/chat",
     "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
 ]
 """Routes that a client may be held to. The model lists are open to all."""
 
@@ -146,7 +148,7 @@ class Client(Section):
     server fairly while it is busy, and an idle server helps nobody."""
 
     overflow: Overflow | None = None
-    """What becomes of a chat or message of this client that fits no server it may go to. refuse: 400
+    """What becomes of a conversation of this client that fits no server it may go to. refuse: 400
     context_length_exceeded, with the numbers. trim: the oldest turns go until the rest fits and leaves
     an answer room; system messages, each tool call with its results and the last request stay, and
     x-kvgate-trimmed tells how much went. Default none: what the route says, and refuse where it says

@@ -99,7 +99,7 @@ def _backend(loc: Loc, backend: Backend) -> list[Finding]:
     return found
 
 
-TRIMMED = frozenset({"/v1/chat/completions", "/v1/messages"})
+TRIMMED = frozenset({"/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"})
 """Routes whose bodies are turns that can be told apart."""
 
 WAYS = ("key_env", "key_file", "key_sha256", "header", "address")

@@ -67,7 +67,7 @@ class RouteRule(Section):
     waits, it does not go elsewhere. No default: it is the rule."""
 
     overflow: Overflow | None = None
-    """What becomes of a chat or message that fits none of these servers: refuse or trim, as with a
+    """What becomes of a conversation that fits none of these servers: refuse or trim, as with a
     client's `overflow`, which counts first. Default none: refuse, for the reason told there."""
 
 

@@ -104,7 +104,9 @@ def encoding(content: bytes) -> None:
         for size in SIZES:
             runs = min(21, max(7, 60_000 // size))
             fresh = partial(make, rng, int(size * share))
-            encode, batch, ours, *rest = alternating_ms(works, fresh, runs, max(1, IN_A_ROW // size))
+            encode, batch, ours, *rest = alternating_ms(
+                works, fresh, runs, max(1, IN_A_ROW // size)
+            )
             row = f"| {name} | {size:,} | {encode:.2f} | {batch:.2f} | {ours:.2f}"
             row += f" | {encode / ours:.1f} / {batch / ours:.1f}"
             row += "".join(f" | {ms:.2f} | {encode / ms:.0f} / {batch / ms:.0f}" for ms in rest)

@@ -191,13 +191,31 @@ async def test_ollama_with_tools(tmp_path: Path) -> None:
         assert sent["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True}
 
 
+VECTOR = [0.5, 0.25]  # the fake engine's; the twin makes none
+
+
+@pytest.mark.usefixtures("clients")
+async def test_ollama_s_embeddings(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        saw = await run(*program("use_ollama.py", rig.app), "embed")
+        assert (saw["many"], saw["one"], saw["old"]) == ([VECTOR] * 2, [VECTOR], VECTOR)
+        assert (saw["tokens"], saw["times"], saw["none"], saw["long"]) == (4, True, [], 400)
+        assert rig.engine.seen[0].body["dimensions"] == 2
+        if shutil.which("node") is not None:
+            saw = await run("node", node_program(), rig.app.listen_url, "embed")
+            assert saw == {"many": [VECTOR] * 2, "tokens": 4, "old": VECTOR}
+
+
+def node_program() -> str:
+    """The program for Node, where its packages are."""
+    return str(shutil.copy(PROGRAMS / "use_node.mjs", install.home() / "node" / "use_node.mjs"))
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 @pytest.mark.usefixtures("clients")
 async def test_node(tmp_path: Path) -> None:
     async with gate(tmp_path) as (app, _):
-        shutil.copy(PROGRAMS / "use_node.mjs", install.home() / "node" / "use_node.mjs")
-        script = str(install.home() / "node" / "use_node.mjs")
-        saw = await run("node", script, app.listen_url)
+        saw = await run("node", node_program(), app.listen_url)
         assert saw["openai"] == {"output": 8, "pieces": 8, "long": "context_length_exceeded"}
         assert saw["anthropic"] == {"output": 8, "stream": 8, "long": "context_length_exceeded"}
         told = {"output": 8, "stream": 8, "refused": 400, "names": ["tiny:latest"]}

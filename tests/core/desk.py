@@ -108,7 +108,7 @@ class Desk:
             streamed=streamed,
             deadline=deadline,
             lead=lead,
-            session=session,
+            session=None if session is None else str(session),
         )
         return self.take(self.core.submit(ticket, self.now))
 

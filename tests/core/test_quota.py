@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.model import ClientRule, Code, Outcome, PoolLimits, Quota, Release
+from gateway.core.model import ClientRule, Code, Outcome, PoolLimits, Quota, QuotaView, Release
 from tests.core.desk import GPU0, Desk, rid
 
 HOUR = ClientRule("a", quota=Quota(1000, 3600.0))
@@ -55,6 +55,24 @@ def test_what_is_under_way_counts_as_it_is_held_and_no_time_is_named() -> None:
     end(one, "r2", 10)
     one.ask("r4", 1, 1, client=HOUR)
     assert "r4" in one.running, "they took 620 and not 1,052"
+
+
+def test_how_a_client_stands_is_told_without_opening_a_window() -> None:
+    one = desk(slots=1)
+    rules = [HOUR, ClientRule("b"), ClientRule("c", quota=Quota(50, 9.0))]
+    fresh = [QuotaView("a", 0, 0, 1000, 3600.0, None), QuotaView("c", 0, 0, 50, 9.0, None)]
+    assert one.core.quotas(rules, 5.0) == fresh
+    one.now = 100.0
+    one.ask("r1", 400, 300, client=HOUR)
+    one.ask("r2", 100, 50, client=HOUR)  # waits
+    assert one.core.quotas(rules, 100.0)[0] == QuotaView("a", 0, 701 + 151, 1000, 3600.0, 3600.0)
+    end(one, "r1", 20)
+    end(one, "r2", 0)
+    assert one.core.quotas([HOUR], 700.0) == [QuotaView("a", 520, 0, 1000, 3600.0, 3000.0)]
+    assert one.core.quotas([HOUR], 3700.0) == fresh[:1], "over; the next request opens another"
+    one.now = 4000.0
+    one.ask("r3", 1, 1, client=HOUR)
+    assert one.core.quotas([HOUR], 4000.0)[0].left_s == 3600.0
 
 
 def test_others_and_clients_without_a_quota_are_not_concerned() -> None:

@@ -33,6 +33,7 @@ TEXT = "/v1/completions"
 GENERATE = "/generate"
 COUNT = "/v1/messages/count_tokens"
 API_CHAT, API_GENERATE = "/api/chat", "/api/generate"
+API_EMBED, API_EMBEDDINGS = "/api/embed", "/api/embeddings"
 
 
 @dataclass(frozen=True)
@@ -330,6 +331,8 @@ def _policy(tmp_path: Path, url: str, extra: dict[str, Any]) -> Any:
 
 __all__ = [
     "API_CHAT",
+    "API_EMBED",
+    "API_EMBEDDINGS",
     "API_GENERATE",
     "CHAT",
     "COUNT",

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
+from structlog.testing import capture_logs
 
+from gateway import app
 from gateway.edge import routes
 from gateway.policy.callers import Route
-from tests.edge.rig import CHAT, GENERATE, TEXT, chat
+from tests.edge.rig import CHAT, GENERATE, TEXT, chat, written
 from tests.fakes.behaviour import Behaviour
 from tests.fakes.sglang import FakeSGLang
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def keyed(name: str, **more: Any) -> dict[str, Any]:
@@ -124,6 +129,34 @@ async def test_a_quota_counts_what_was_used_and_names_the_end_of_its_window(star
         assert len(rig.engine.seen) == 3
 
 
+async def test_how_much_of_a_quota_is_left_is_told(start, tmp_path: Path) -> None:
+    quota = {"tokens": 1000, "window_s": 7200.0}
+    policy = {"clients": [keyed("a", quota=quota), keyed("b", quota={"tokens": 7}), keyed("c")]}
+    async with start(policy) as rig:
+        rig.engine.default = Behaviour(tokens=10)
+        await rig.post(CHAT, chat(max_tokens=500), headers=key("a"))
+        hold = asyncio.Event()
+        rig.engine.queue.append(Behaviour(tokens=10, hold=hold))
+        running = asyncio.ensure_future(rig.post(CHAT, chat(max_tokens=50), headers=key("a")))
+        await rig.until(lambda: rig.reserved)
+        one, other = (await rig.status())["quotas"]
+        assert 7100 < one.pop("window_left_s") <= 7200
+        numbers = {"used_tokens": 30, "under_way_tokens": 71, "quota_tokens": 1000}
+        assert one == {"client": "a", **numbers, "window_s": 7200.0}
+        assert (other["client"], other["used_tokens"], other["window_left_s"]) == ("b", 0, None)
+        text = (await rig.control("/metrics")).body.decode()
+        assert 'kvgate_client_quota_used_tokens{client="a"} 30.0' in text
+        assert 'kvgate_client_quota_under_way_tokens{client="a"} 71.0' in text
+        hold.set()
+        await running
+        # By the policy in force: another quota is told at once, and one that is gone no more.
+        policy["clients"] = [keyed("a", quota={"tokens": 500}), keyed("b"), keyed("c")]
+        written(tmp_path, rig.engine.url, policy)
+        assert (await rig.control("/reload", "POST")).status == 200
+        (one,) = (await rig.status())["quotas"]
+        assert (one["used_tokens"], one["quota_tokens"]) == (60, 500)
+
+
 async def test_a_burst_does_not_slip_past_a_quota(start) -> None:
     """What runs and waits counts too: forty at once are not forty times the quota."""
     policy = {"clients": [keyed("a", quota={"tokens": 100})]}
@@ -154,6 +187,29 @@ async def test_a_client_that_hangs_up_pays_for_what_it_got(start) -> None:
             answer.close()
         await rig.until(lambda: not rig.app.gate.core.books.held)
         assert 20 + 20 <= rig.app.gate.core.meters.used("a") <= 20 + 40
+
+
+@pytest.mark.parametrize(("here", "level"), [(True, "info"), (False, "warning")])
+async def test_a_gate_without_keys_says_so(start, tmp_path: Path, monkeypatch, here, level) -> None:
+    if not here:
+        monkeypatch.setattr(app, "is_loopback", lambda _: False)
+    keys = {"clients": [keyed("a")]}
+    with capture_logs() as logs:
+
+        def told() -> list[Any]:
+            return [one for one in logs if one["event"] == "no_keys"]
+
+        async with start() as rig:
+            (one,) = told()
+            assert (one["log_level"], one["listen"]) == (level, rig.app.listen_url)
+            assert one["listen"].startswith("http://127.0.0.1:"), "of itself it is on loopback"
+            assert "no client has a key" in one["reason"]
+            for policy, times in ((keys, 1), (keys, 1), ({}, 2)):
+                written(tmp_path, rig.engine.url, policy)
+                assert (await rig.control("/reload", "POST")).status == 200
+                assert len(told()) == times
+        async with start(keys) as rig:
+            assert len(told()) == 2
 
 
 async def test_who_calls_from_where(start) -> None:

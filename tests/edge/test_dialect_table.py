@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.edge.rig import API_CHAT, API_GENERATE, CHAT, GENERATE, TEXT
+from tests.edge.rig import (
+    API_CHAT,
+    API_EMBED,
+    API_EMBEDDINGS,
+    API_GENERATE,
+    CHAT,
+    GENERATE,
+    TEXT,
+)
 from tests.fakes.behaviour import Behaviour
 from tests.fakes.typed import EMBEDDINGS, MESSAGES, RESPONSES
 
@@ -23,6 +31,8 @@ BODIES: dict[str, dict[str, Any]] = {
     EMBEDDINGS: {"model": "tiny", "input": "a b"},
     API_CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "a b"}]},
     API_GENERATE: {"model": "tiny", "prompt": "a b"},
+    API_EMBED: {"model": "tiny", "input": "a b"},
+    API_EMBEDDINGS: {"model": "tiny", "prompt": "a b"},
 }
 COLUMNS = [
     (CHAT, "max_tokens", 0),
@@ -49,7 +59,7 @@ CAPS, SEVERAL = rows("Caps of one answer"), rows("Several fields")
 
 
 def test_the_tables_are_there() -> None:
-    assert (len(CAPS), {len(row) for row in CAPS}, len(SEVERAL)) == (19, {8}, 40)
+    assert (len(CAPS), {len(row) for row in CAPS}, len(SEVERAL)) == (19, {8}, 45)
 
 
 async def ask(rig: Any, path: str, fields: dict[str, Any], told: str) -> Any:
@@ -66,7 +76,7 @@ async def ask(rig: Any, path: str, fields: dict[str, Any], told: str) -> Any:
     cap = record["cap_forwarded"]
     assert got.headers["x-kvgate-max-tokens"] == str(cap)
     # A page is one token here, and a prompt's demand is itself, the cap and one page.
-    assert record["kv_reserved"] == record["prompt_tokens"] + cap + 1
+    assert record["kv_reserved"] == record["prompt_tokens"] + record["prompts"] * (cap + 1)
     return rig.engine.seen[-1].body
 
 

@@ -86,10 +86,11 @@ def test_a_ticket_carries_what_the_core_decides_by() -> None:
         body={"tools": [1]},
         size=99,
         pools=(),
-        headers={"x-session-id": "s"},
+        headers={},
+        session="5e5510",
         arrived=1.0,
         first_token_s=4.0,
     )
-    assert (made.lead, made.session) == (((1, 5),), hash(("x-session-id", "s")))
+    assert (made.lead, made.session) == (((1, 5),), "5e5510")
     assert (made.ask.prompts, made.ask.n, made.ask.cap) == ((5, 7), 2, 30)
     assert (made.kind, made.deadline, made.body_bytes, made.streamed) == ("tools", 5.0, 99, True)

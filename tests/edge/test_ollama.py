@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gateway.core.model import Demand, Grant, PoolId, RequestId
-from gateway.edge import handler, relay
+from gateway.edge import handler
 from gateway.edge.dialects import Engine, Invalid
 from gateway.edge.dialects.ollama import OllamaChat, OllamaGenerate
+from gateway.edge.dialects.teller import OllamaTeller
 from gateway.tokens.request import read
 from tests.edge.rig import API_CHAT, API_GENERATE, lines, request
 from tests.edge.test_callers import key, keyed
@@ -164,7 +165,7 @@ async def test_a_whole_answer_that_is_none_is_a_502(rig, body: bytes) -> None:
 
 
 async def test_a_whole_answer_beyond_all_bounds_is_a_502(rig, monkeypatch) -> None:
-    monkeypatch.setattr(relay, "FACTS_BYTES", 2000)
+    monkeypatch.setattr(OllamaTeller, "most_bytes", 2000)
     rig.engine.queue.append(Behaviour(tokens=5, pad=3000))
     got = await rig.post(API_CHAT, asked(stream=False))
     assert (got.status, got.code) == (502, "upstream_error")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge.rig import CHAT, TEXT, chat
+from tests.edge.rig import API_CHAT, API_GENERATE, CHAT, TEXT, chat
 from tests.edge.test_callers import key, keyed
 from tests.fakes.behaviour import Behaviour
 from tests.fakes.sglang import FakeSGLang
@@ -114,6 +114,80 @@ async def test_messages_of_anthropic_s_api_likewise(start) -> None:
         assert got.headers["x-kvgate-trimmed"].startswith(f"turns={record['trimmed_turns']} ")
 
 
+async def test_the_items_of_a_response_likewise(start) -> None:
+    """What the model thought, said and called in a row goes with all results, or stays with them."""
+    async with start(TRIM) as rig:
+        ask = {"role": "user", "content": [{"type": "input_text", "text": "do it"}]}
+        rules = {"role": "developer", "content": "be kind"}
+        old = {"role": "user", "content": f"old {words(300)}"}
+        items: list[Any] = [rules, old, {"role": "assistant", "content": "yes"}, ask]
+        for at in range(12):
+            thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+            said = {"type": "message", "role": "assistant", "content": f"{at}"}
+            idents = [f"a{at}", f"b{at}"]
+            called = [
+                {"type": "function_call", "call_id": one, "name": "f", "arguments": "{}"}
+                for one in idents
+            ]
+            results = [
+                {"type": "function_call_output", "call_id": one, "output": words(100)}
+                for one in reversed(idents)
+            ]
+            items += [thought, said, *called, *results]
+        body = {"model": "tiny", "instructions": "be brief", "input": items, "temperature": 0.5}
+        got = await rig.post(RESPONSES, {**body, "max_output_tokens": 300})
+        assert got.status == 200, got.body
+        seen = rig.engine.seen[0].body
+        left = seen["input"]
+        assert (seen["instructions"], seen["temperature"]) == ("be brief", 0.5)
+        assert left[:2] == [rules, ask]
+        assert 2 < len(left) < len(items)
+        assert left[2:] == items[-len(left) + 2 :]
+        assert left[2]["type"] == "reasoning", "with what it came with"
+        assert (len(left) - 2) % 6 == 0
+        gone = 12 - (len(left) - 2) // 6
+        record = rig.records[0]
+        assert record["trimmed_turns"] == gone + 2, "the model's items in a row are one turn"
+        told = f"turns={gone + 2} tokens={record['trimmed_tokens']}"
+        assert got.headers["x-kvgate-trimmed"] == told
+        assert record["prompt_tokens"] + 300 <= 2026
+
+
+async def test_chats_of_ollama_s_likewise(start) -> None:
+    """Its calls have no ids; results are tied to them by name and order."""
+    async with start(TRIM) as rig:
+        ask = {"role": "user", "content": "do it"}
+        old = {"role": "user", "content": f"old {words(300)}"}
+        messages: list[Any] = [SYSTEM, old, {"role": "assistant", "content": "yes"}, ask]
+        for at in range(12):
+            named = [{"function": {"name": name, "arguments": {"at": at}}} for name in "fg"]
+            messages.append({"role": "assistant", "content": f"{at}", "tool_calls": named})
+            messages += [
+                {"role": "tool", "tool_name": name, "content": words(100)} for name in "gf"
+            ]
+        options = {"num_predict": 300}
+        body = {"model": "tiny:latest", "messages": messages, "options": options, "stream": False}
+        got = await rig.post(API_CHAT, body)
+        assert got.status == 200, got.body
+        assert got.json()["done"]
+        left = rig.engine.seen[0].body["messages"]
+        assert [one["content"] for one in left[:2]] == ["be brief", "do it"]
+        assert 2 < len(left) < len(messages)
+        kept = messages[-len(left) + 2 :]
+        assert [one["content"] for one in left[2:]] == [one["content"] for one in kept]
+        assert left[2]["role"] == "assistant"
+        answered = [one["tool_call_id"] for one in left if one["role"] == "tool"]
+        made = [call["id"] for one in left for call in one.get("tool_calls", ())]
+        assert sorted(answered) == sorted(made), "each call has its result"
+        record = rig.records[0]
+        assert record["trimmed_turns"] == 2 + 12 - (len(left) - 2) // 3
+        assert got.headers["x-kvgate-trimmed"].startswith(f"turns={record['trimmed_turns']} ")
+        large = [*messages[:3], {"role": "user", "content": words(2000)}]
+        got = await rig.post(API_CHAT, {**body, "messages": large})
+        assert (got.status, got.code) == (400, "context_length_exceeded")
+        assert got.error.startswith("Even without its older turns it needs 2")
+
+
 @pytest.mark.parametrize("api", [CHAT, MESSAGES])
 async def test_what_may_not_go_and_does_not_fit_is_refused_with_its_numbers(
     start, api: str
@@ -164,12 +238,14 @@ async def test_only_turns_are_trimmed(start) -> None:
     async with start(TRIM) as rig:
         for api, body in [
             (TEXT, {"prompt": words(3000)}),
-            (RESPONSES, {"input": turns(6)}),
+            (RESPONSES, {"input": words(3000)}),
             (CHAT, {"messages": turns(6), "input_ids": [1] * 3000}),
+            (API_GENERATE, {"prompt": words(3000), "messages": turns(6)}),
         ]:
             got = await rig.post(api, {"model": "tiny", **body})
             assert (got.status, got.code) == (400, "context_length_exceeded"), api
-            assert not got.error["message"].startswith("Even"), "nothing was tried"
+            words_ = got.error if isinstance(got.error, str) else got.error["message"]
+            assert not words_.startswith("Even"), "nothing was tried"
 
 
 async def test_in_the_shadow_everything_goes_as_it_came(start) -> None:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from tests.edge.rig import API_CHAT, API_GENERATE, CHAT, COUNT, GENERATE, TEXT, chat, request
+from tests.edge.rig import (
+    API_CHAT,
+    API_EMBED,
+    API_EMBEDDINGS,
+    API_GENERATE,
+    CHAT,
+    COUNT,
+    GENERATE,
+    TEXT,
+    chat,
+    request,
+)
 from tests.fakes.typed import CLASSIFY, EMBEDDINGS, MESSAGES, RERANK, RESPONSES, SCORE
 
 # Every other route of SGLang 0.5.6, 0.5.12, 0.5.17 and 0.5.23, in all of their HTTP faces, and those
-# of Ollama that change what is on its disk or make vectors.
+# of Ollama that change what is on its disk.
 CLOSED = """
 /abort_request /add_external_corpus
-/api/blobs/sha256:0 /api/copy /api/create /api/delete /api/embed /api/embeddings /api/pull /api/push
+/api/blobs/sha256:0 /api/copy /api/create /api/delete /api/pull /api/push
 /begin_weight_update /classify /clear_hicache_storage_backend /close_session /configure_logging
 /continue_generation /destroy_weights_update_group /detokenize /docs
 /dump_expert_distribution_record /dumper/reset /encode /end_weight_update /flush_cache /freeze_gc
@@ -39,7 +50,7 @@ CLOSED = """
 SHOW = "/api/show"
 ASKED = ("/api/tags", "/api/ps", "/api/version")
 OTHERS = (MESSAGES, COUNT, RESPONSES, EMBEDDINGS, CLASSIFY, SCORE, RERANK)
-OTHERS += (API_CHAT, API_GENERATE, SHOW)
+OTHERS += (API_CHAT, API_GENERATE, API_EMBED, API_EMBEDDINGS, SHOW)
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -72,14 +73,25 @@ async def test_sub_agents_do_not_stand_before_another_agent_of_the_same_key(rig,
     assert [got.status for got in await asyncio.gather(first, *asked)] == [200] * 5
     caps = [seen.body["max_tokens"] - 1500 for seen in rig.engine.seen]
     assert caps == [0, 1, 4, 2, 3]
-    assert all("session" not in record for record in rig.records), (
-        "who said it, and what, is not told"
-    )
+    told = [record["session"] for record in reversed(rig.records)]
+    assert told[0] is None
+    assert (len(set(told[1:])), told[1:].count(told[1])) == (2, 3), "which are of one session"
 
 
 def test_a_session_s_name_is_kept_as_a_mark_only() -> None:
     mark = tickets.session({"x-session-id": "ses_secret"})
-    assert isinstance(mark, int)
+    assert mark is not None
+    assert re.fullmatch("[0-9a-f]{12}", mark)
     assert mark == tickets.session({"x-session-id": "ses_secret"})
     assert mark != tickets.session({"x-session-id": "ses_other"})
     assert tickets.session({"x-other": "ses_secret"}) is None
+    assert mark != tickets.session({"x-kvgate-session": "ses_secret"}), "each agent has its own"
+
+
+def test_a_session_s_mark_says_nothing_beyond_one_run(monkeypatch) -> None:
+    """Nor can it be found out from outside what was hashed: the key is new at each start."""
+    mark = tickets.session({"x-session-id": "ses_secret"})
+    monkeypatch.setattr(tickets, "_KEY", b"another run")
+    assert tickets.session({"x-session-id": "ses_secret"}) != mark
+    odd = b"\xff\xfe".decode("utf-8", "surrogateescape")  # as aiohttp reads bytes that are no text
+    assert tickets.session({"x-session-id": odd}) is not None

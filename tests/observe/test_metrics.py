@@ -20,6 +20,7 @@ from gateway.core.model import (
     PoolId,
     PoolLimits,
     Queued,
+    QuotaView,
     Refusal,
     Refused,
     Release,
@@ -233,6 +234,24 @@ def test_what_engines_say_otherwise_is_told_while_it_is_fresh() -> None:
     assert got["kvgate_server_on_trial", ("gpu0",)] == 1
     assert got["kvgate_loads_stale", ("gpu0",)] == 0
     assert got["kvgate_loads_stale", (OTHER,)] == 1
+
+
+def test_quotas_are_told_of_the_clients_that_have_one() -> None:
+    m = metrics()
+    m.set_view(view)
+    m.set_quotas(
+        lambda: [
+            QuotaView("agents", 30, 71, 1000, 3600.0, 12.5),
+            QuotaView("stranger", 5, 0, 9, 60.0, None),
+        ]
+    )
+    got = samples(m)
+    assert got["kvgate_client_quota_tokens", ("agents",)] == 1000
+    assert got["kvgate_client_quota_used_tokens", ("agents",)] == 30
+    assert got["kvgate_client_quota_under_way_tokens", ("agents",)] == 71
+    assert got["kvgate_client_quota_window_left_seconds", ("agents",)] == 12.5
+    assert got["kvgate_client_quota_used_tokens", (OTHER,)] == 5
+    assert ("kvgate_client_quota_window_left_seconds", (OTHER,)) not in got
 
 
 def test_a_view_that_cannot_be_read_costs_the_gauges_only() -> None:

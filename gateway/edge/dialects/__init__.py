@@ -54,7 +54,10 @@ class Times:
 
 class Teller(Protocol):
     """Tells the engine's answer to one request in the words of another API. Pure, and never raises:
-    what it does not understand it leaves out, but for what makes the answer another one."""
+    what it does not understand it leaves out, but for what makes the answer another one.
+    `most_bytes` is the largest whole answer it takes."""
+
+    most_bytes: int
 
     def feed(self, data: bytes) -> bytes:
         """What to send on for the next bytes of the engine's event stream."""

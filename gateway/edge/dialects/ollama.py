@@ -96,12 +96,12 @@ class OllamaGenerate:
         """See `Dialect.read`."""
         asked = _common(body)
         _refuse_kept(body)
-        prompt = _text(body, "prompt")
+        prompt = text_in(body, "prompt")
         if not prompt:
             return _loaded(body, Shape.GENERATE)
         if guard.flag(body.get("raw"), "raw"):
             return _raw(asked, body, prompt)
-        system = _text(body, "system")
+        system = text_in(body, "system")
         first = [{"role": "system", "content": system}] if system else []
         turn = {"role": "user", "content": pictured(prompt, body.get("images"))}
         asked["messages"] = [*first, turn]
@@ -160,7 +160,7 @@ def _common(body: Body) -> Body:
     streams = body.get("stream")
     stream = True if streams is None else guard.flag(streams, "stream")
     asked: Body = {"stream": stream}
-    if (model := _model(body)) is not None:
+    if (model := model_in(body)) is not None:
         asked["model"] = model
     if stream:
         asked["stream_options"] = {"include_usage": True}
@@ -178,7 +178,7 @@ def _common(body: Body) -> Body:
     return asked
 
 
-def _model(body: Body) -> str | None:
+def model_in(body: Body) -> str | None:
     """The name it is served under. What is left of a tag would select an adapter of the engine."""
     model = guard.name(body.get("model"))
     if model is None:
@@ -243,7 +243,7 @@ def _refuse_kept(body: Body) -> None:
             raise Invalid(msg, field)
 
 
-def _text(body: Body, field: str) -> str:
+def text_in(body: Body, field: str) -> str:
     value = body.get(field)
     if value is None:
         return ""
@@ -255,7 +255,7 @@ def _text(body: Body, field: str) -> str:
 
 def _loaded(body: Body, shape: Shape) -> Intent:
     """A request without a prompt loads a model, or unloads it. Here it is there, and stays."""
-    model, kept = _model(body), body.get("keep_alive")
+    model, kept = model_in(body), body.get("keep_alive")
     left = kept in (0, "0", "0s") and kept is not False
     told = nothing(shape, model or "", voices.wall_time(), "unload" if left else "load")
     return Intent(

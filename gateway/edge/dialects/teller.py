@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.edge.dialects import Times
 
 MOST_BYTES: Final = 8 << 20
-"""Of one event, or of the calls of one answer. As much as is read of an answer that is not streamed
+"""Of one event, the calls of one answer, or a whole one. As much as is read of one that is not streamed
 (`relay.FACTS_BYTES`): a million tokens of arguments are below it."""
 
 PIECE_BYTES: Final = 256
@@ -45,6 +45,8 @@ class Shape(StrEnum):
 
 class OllamaTeller:
     """See `Teller`. One for each answer."""
+
+    most_bytes = MOST_BYTES
 
     def __init__(self, shape: Shape, model: str, times: Times) -> None:
         """`model` is the name told in each line."""
@@ -218,12 +220,12 @@ class OllamaTeller:
         first = times.granted if self._first is None else self._first
         return {
             "done_reason": "stop" if reason in (None, "tool_calls", "function_call") else reason,
-            "total_duration": _ns(now - times.arrived),
-            "load_duration": _ns(times.granted - times.arrived),
+            "total_duration": nanoseconds(now - times.arrived),
+            "load_duration": nanoseconds(times.granted - times.arrived),
             "prompt_eval_count": _count(usage.get("prompt_tokens")),
-            "prompt_eval_duration": _ns(first - times.granted),
+            "prompt_eval_duration": nanoseconds(first - times.granted),
             "eval_count": _count(usage.get("completion_tokens")),
-            "eval_duration": _ns(now - first),
+            "eval_duration": nanoseconds(now - first),
         }
 
     def _dumped(self, content: Json, *, done: bool) -> bytes:
@@ -300,5 +302,6 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
-def _ns(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
+    """A duration as Ollama tells it."""
     return max(0, round(seconds * NS))

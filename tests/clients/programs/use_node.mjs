@@ -6,6 +6,14 @@ import { Ollama } from "ollama";
 const url = process.argv[2];
 const messages = [{ role: "user", content: "Tell me about the sea." }];
 
+if (process.argv[3] === "embed") {
+  const client = new Ollama({ host: url });
+  const many = await client.embed({ model: "tiny", input: ["the sea", "a lake"] });
+  const old = await client.embeddings({ model: "tiny", prompt: "the sea" });
+  console.log(JSON.stringify({ many: many.embeddings, tokens: many.prompt_eval_count, old: old.embedding }));
+  process.exit();
+}
+
 const openai = new OpenAI({ baseURL: url + "/v1", apiKey: "sk-any", maxRetries: 0 });
 const answer = await openai.chat.completions.create({ model: "tiny", messages, max_tokens: 8 });
 let pieces = 0;

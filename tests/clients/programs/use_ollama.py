@@ -1,6 +1,6 @@
 """The Ollama client, as it comes, against the URL in its arguments. Prints what it saw as JSON.
 
-With a second argument the server calls a tool: only that is tried then.
+With a second argument only that is tried: a server that calls a tool, or embeddings.
 """
 
 import base64
@@ -52,7 +52,26 @@ def png() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-if len(sys.argv) > 2:
+if "embed" in sys.argv:
+    many = client.embed("tiny", ["the sea", "a lake"], truncate=False, dimensions=2)
+    try:
+        client.embed("tiny", "sea " * 9000)
+        status = 200
+    except ollama.ResponseError as error:
+        status = error.status_code
+    found = {
+        "many": [list(one) for one in many.embeddings],
+        "tokens": many.prompt_eval_count,
+        "times": many.total_duration >= many.load_duration >= 0,
+        "one": [list(one) for one in client.embed("tiny", "the sea").embeddings],
+        "none": client.embed("tiny", "").embeddings,
+        "old": list(client.embeddings("tiny", "the sea").embedding),
+        "long": status,
+    }
+    print(json.dumps(found))
+    sys.exit()
+
+if "tools" in sys.argv:
     turns = [
         *TURNS,
         {"role": "assistant", "content": "", "tool_calls": [

@@ -9,6 +9,7 @@ import zlib
 import pytest
 
 from gateway import app
+from gateway.edge.dialects import guard
 from tests.edge.rig import CHAT, TEXT, chat, request
 
 MIB = 1 << 20
@@ -49,6 +50,15 @@ async def test_nesting_of_any_depth_is_relayed_or_a_400(rig, depth: int) -> None
     else:
         assert "nested" in got.error["message"] or "JSON" in got.error["message"]
         assert rig.engine.seen == []
+
+
+def test_what_cannot_be_written_is_told_apart() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    for body, why in (({"dimensions": 10**30}, "64 bits"), (deep, "nested")):
+        with pytest.raises(guard.Invalid, match=why):
+            guard.dump(body)
 
 
 async def test_a_body_over_the_limit_is_413_before_it_was_sent(start) -> None:

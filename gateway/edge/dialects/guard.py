@@ -91,11 +91,14 @@ def strip(body: Body) -> Body:
 
 
 def dump(body: Body) -> bytes:
-    """The body as bytes. Raises Invalid where it is nested deeper (254 levels) than can be written."""
+    """The body as bytes. Raises Invalid where it is nested deeper (254 levels) than can be written, or
+    holds a whole number of more than 64 bits."""
     try:
         return orjson.dumps(body)
-    except orjson.JSONEncodeError:
-        raise Invalid("the body is nested too deeply") from None
+    except orjson.JSONEncodeError as error:
+        large = "64-bit" in str(error)
+        what = "a number in the body has more than 64 bits" if large else "the body is nested too deeply"
+        raise Invalid(what) from None
 
 
 def whole(value: object, field: str) -> int | None:

@@ -97,7 +97,11 @@ def dump(body: Body) -> bytes:
         return orjson.dumps(body)
     except orjson.JSONEncodeError as error:
         large = "64-bit" in str(error)
-        what = "a number in the body has more than 64 bits" if large else "the body is nested too deeply"
+        what = (
+            "a number in the body has more than 64 bits"
+            if large
+            else "the body is nested too deeply"
+        )
         raise Invalid(what) from None
 
 

@@ -50,9 +50,16 @@ POLICY = {
 QUICK, LONG = 20, 1500
 """Examples in the default suite, and among the slow tests."""
 
+WAITING = 500
+"""The same where a server lets us wait: a seventh of a second each, on the mean."""
+
 EXAMPLES = [
     pytest.param(QUICK, id="quick"),
     pytest.param(LONG, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+]
+FEWER = [
+    EXAMPLES[0],
+    pytest.param(WAITING, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
 ]
 
 
@@ -144,7 +151,7 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **engine: Any) -> It
 
 def fuzz(strategy: st.SearchStrategy[Any], examples: int, check: Callable[[Any], None]) -> None:
     """`check` every example. The quick ones are the same each time."""
-    quick = examples < LONG
+    quick = examples <= 3 * QUICK
 
     @settings(
         max_examples=examples,

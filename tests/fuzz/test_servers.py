@@ -15,7 +15,7 @@ from gateway.upstream.answer import Dialect, reply_facts
 from gateway.upstream.sse import SseTap, peek
 from tests.edge.rig import API_CHAT, API_GENERATE, CHAT, GENERATE, TEXT, chat, lines, request
 from tests.fuzz import shapes
-from tests.fuzz.host import EXAMPLES, Host, fuzz, hosted
+from tests.fuzz.host import EXAMPLES, FEWER, Host, fuzz, hosted
 
 ASKS = {
     CHAT: chat(3, max_tokens=4),
@@ -36,7 +36,7 @@ def unchunked(body: bytes) -> bytes:
     return out
 
 
-@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("examples", FEWER)
 def test_whatever_a_server_answers_the_request_ends_once(
     tmp_path, monkeypatch, examples: int
 ) -> None:

@@ -228,6 +228,7 @@ class App:
     async def close(self) -> None:
         """Close everything, whatever of it was opened."""
         await self.reload.stop()
+        await self.draining.close()
         for runner in self._runners:
             await runner.cleanup()
         await self.reaper.stop(CUT_S)

@@ -12,6 +12,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.tasks import spawn
+
 if TYPE_CHECKING:
     from gateway.edge.underway import UnderWay
     from gateway.gate import Gate
@@ -29,24 +31,38 @@ class Drained:
 
 
 class Drain:
-    """Drains once, however often it is asked for."""
+    """Drains once, however often it is asked for, and by whom: its limit counts from the first time."""
 
     def __init__(self, gate: Gate, under_way: UnderWay, limit_s: float) -> None:
         self._gate = gate
         self._under_way = under_way
+        self._end: asyncio.Task[Drained] | None = None
         self.limit_s = limit_s
-        self.begun = False
 
-    def begin(self) -> None:
-        """Admit nothing more. The process goes on until `run` is over."""
-        if not self.begun:
-            self.begun = True
+    @property
+    def begun(self) -> bool:
+        """Whether nothing is admitted any more."""
+        return self._end is not None
+
+    def begin(self) -> asyncio.Task[Drained]:
+        """Admit nothing more, and see to the end of what runs in the background."""
+        if self._end is None:
             self._gate.drain()
+            self._end = spawn(self._run(), "drain")
+        return self._end
 
     async def run(self) -> Drained:
         """Begin, wait until nothing runs or the limit is over, and cut what is left."""
+        return await asyncio.shield(self.begin())
+
+    async def close(self) -> None:
+        """Leave off, where nobody waits for the end."""
+        if self._end is not None:
+            self._end.cancel()
+            await asyncio.wait([self._end])
+
+    async def _run(self) -> Drained:
         running = self._under_way.running
-        self.begin()
         try:
             async with asyncio.timeout(self.limit_s):
                 await self._under_way.idle()

@@ -193,6 +193,7 @@ class Fleet:
             on_gone=partial(self._gone, backend),
             on_stall=partial(self._stalled, backend),
             on_move=partial(self._moves, backend),
+            on_away=partial(self._deaths.away, backend),
             busy_since=partial(getattr, backend, "busy_since"),
             pace=Pace(stall_s=self._policy.limits.stall_s),
         )
@@ -262,6 +263,7 @@ class Fleet:
             backend.held = None
             backend.ready = not backend.leaving
             self.open.set()
+            self._deaths.opened(backend, facts, self.notes[backend.name])
             for pool in backend.pools:
                 self._gate.set_open(pool, is_open=True)
 

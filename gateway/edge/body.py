@@ -56,11 +56,18 @@ class TooSlow(Unread):
         super().__init__(f"{size} bytes of the body came in {within_s:g} s, and not the rest")
 
 
+class Garbled(Unread):
+    """The body does not come out of its coding or framing."""
+
+    def __init__(self) -> None:
+        super().__init__("the body does not follow its transfer or content encoding")
+
+
 async def read(request: BaseRequest, limit: int, within_s: float) -> bytes:
     """The whole body, unpacked where it came compressed; `limit` is for what that makes of it.
 
     Raises TooLarge, before reading what was announced too large, TooSlow after `within_s`, and
-    Invalid for a body that does not come out of its coding or framing.
+    Garbled, after which the connection carries no other request: where one begins is not known.
     """
     announced = request.content_length
     if announced is not None and announced > limit:
@@ -88,7 +95,9 @@ async def read(request: BaseRequest, limit: int, within_s: float) -> bytes:
         raise TooSlow(size, within_s) from None
     except RequestPayloadError:
         request.content.feed_eof()  # or the server would try once more, for the rest
-        raise Invalid("the body does not follow its transfer or content encoding") from None
+        if request.protocol is not None:
+            request.protocol.close()  # after the answer; its parser waits for a rest that never comes
+        raise Garbled from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gateway.edge.flight import Flight
     from gateway.edge.reaper import Reaper
     from gateway.gate import Gate
+    from gateway.upstream.facts import ServerFacts
     from gateway.upstream.loads import LoadsFacts
 
 
@@ -114,6 +115,23 @@ class Deaths:
             _ = spawn(
                 self._report(self._folder, marked(scene, flights)), f"crash report {backend.name}"
             )
+
+    def away(self, backend: Backend, reason: str) -> None:
+        """It can not be used now, and is asked again until it can."""
+        self._log.warning("server_away", backend=backend.name, url=backend.url, reason=reason)
+
+    def opened(self, backend: Backend, facts: ServerFacts, notes: tuple[str, ...]) -> None:
+        """It takes work from now on; `notes` is what its operator should know."""
+        self._log.info(
+            "server_ready",
+            backend=backend.name,
+            engine=facts.version_text,
+            models=list(facts.models),
+            pool_tokens=facts.pool_tokens,
+            ranks=facts.dp,
+            context_tokens=facts.context,
+            notes=list(notes),
+        )
 
     def stalled(self, backend: Backend, reason: str) -> None:
         """It does not move. Nothing is written off, and nothing held against anybody."""

@@ -68,6 +68,10 @@ def _served(ready: list[Backend]) -> dict[str, int]:
     return models
 
 
+_HOW = {"connecting": "has not been reached yet", "stalled": "answers, but does not move"}
+"""States that a client would not understand."""
+
+
 def nobody(backends: Iterable[Backend]) -> Refusal:
     """The refusal while none of these takes work: how each of them is."""
     words = []
@@ -76,7 +80,7 @@ def nobody(backends: Iterable[Backend]) -> Refusal:
         state = "starting" if view is None else view.state.value
         if state == "ready":
             state = "held back after several deaths" if backend.held else "getting ready"
-        words.append(f"{backend.name} is {state}")
+        words.append(f"{backend.name} {_HOW.get(state, f'is {state}')}")
     return Refusal(
         Code.NO_BACKEND, "no server is ready: " + ", ".join(words), retry_after_s=RESTART_S
     )
@@ -113,6 +117,8 @@ def no(error: Invalid | bodies.Unread | Shed) -> Refusal | replies.Answer:
             return replies.invalid(str(error), error.param)
         case bodies.TooLarge():
             return replies.too_large(error.size, error.limit)
+        case bodies.Garbled():
+            return replies.garbled(str(error))
         case _:
             return replies.too_slow(str(error))
 

@@ -339,15 +339,14 @@ class Relay:
 
     def _learn(self, facts: Facts, reply: Reply) -> None:
         self._trip.learned(facts, reply.status, _now())
-        if facts.cached_tokens is not None:
-            self._lease.cached(facts.cached_tokens)
-        if facts.prompt_tokens is None or self._backend.counter is None or self._counted is None:
+        told = self._trip.record
+        if told.cached_tokens is not None:
+            self._lease.cached(told.cached_tokens)
+        if told.usage_prompt_tokens is None or self._backend.counter is None:
             return
-        if self._intent.kind not in _COMPARED or self._counted.rough:
+        if self._counted is None or self._counted.rough or self._intent.kind not in _COMPARED:
             return
-        # On /generate every sequence reports its prompt: only a single one can be compared.
-        if self._dialect != "generate" or len(self._counted.prompts) * self._intent.n == 1:
-            self._backend.counter.observe(self._counted, facts.prompt_tokens)
+        self._backend.counter.observe(self._counted, told.usage_prompt_tokens)
 
 
 _DIALECTS: dict[Kind, Dialect] = {

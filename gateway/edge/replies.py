@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -141,6 +141,12 @@ def too_slow(message: str) -> Answer:
     }
     headers = {SOURCE: "gateway", "connection": "close"}
     return Answer(408, error, headers)
+
+
+def garbled(message: str) -> Answer:
+    """A body of which nobody knows where it ends."""
+    answer = invalid(message)
+    return replace(answer, headers={**answer.headers, "connection": "close"})
 
 
 def failed(fault: Fault) -> Answer:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from gateway.core.model import Code, Outcome, Refusal, RequestId
 from gateway.edge import replies
-from gateway.edge.body import TooLarge
+from gateway.edge.body import Garbled, TooLarge
 from gateway.edge.heartbeat import Heart
 from gateway.edge.tickets import session
 from gateway.observe.record import Record, served_or_other
@@ -157,8 +157,8 @@ class Trip:
         self._last = now
         record = self.record
         record.upstream_status = status
-        record.cached_tokens = facts.cached_tokens
-        record.usage_prompt_tokens = facts.prompt_tokens
+        prompt, cached = facts.prompts(record.prompts, record.n)
+        record.usage_prompt_tokens, record.cached_tokens = prompt, cached
         record.output_tokens = facts.completion_tokens or facts.tokens
 
     def ended(self, outcome: Outcome, reason: str | None = None) -> None:
@@ -230,9 +230,11 @@ class Trip:
         return self._answer(answer)
 
     def unread(self, error: Unread) -> web.Response:
-        """The answer to a request whose body was too large or too slow to be read."""
+        """The answer to a request whose body was too large, too slow or too broken to be read."""
         if isinstance(error, TooLarge):
             return self.refused(replies.too_large(error.size, error.limit))
+        if isinstance(error, Garbled):
+            return self.refuse(replies.garbled(str(error)), Code.INVALID_REQUEST)
         return self.refuse(replies.too_slow(str(error)), Code.INVALID_REQUEST)
 
     def known(self, body: bytes) -> web.Response:

@@ -142,7 +142,10 @@ class Flow:
             case Dialect.COMPLETION:
                 return self._completion_bytes(event)
             case Dialect.GENERATE:
-                return bodies.event(self._generated(event))
+                told = self._generated(event)
+                if len(self._sequences) > 1:
+                    told["index"] = self._sequences[event.rid].choice
+                return bodies.event(told)
 
     def _chat_bytes(self, event: Progress | Finished) -> bytes:
         choice = self._sequences[event.rid].choice

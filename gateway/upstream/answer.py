@@ -51,6 +51,19 @@ class Facts:
     generated: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
     """/generate only: the last counts of each sequence."""
 
+    def prompts(self, prompts: int, n: int) -> tuple[int | None, int | None]:
+        """(Tokens, those of them from the cache) of a request's prompts, each answered `n` times.
+
+        /generate tells a prompt's of each of its sequences: all of them must have told, and n times
+        the same is in the sum.
+        """
+        if not self.generated:
+            return self.prompt_tokens, self.cached_tokens
+        if len(self.generated) < prompts * n or self.prompt_tokens is None:
+            return None, None
+        cached = self.cached_tokens
+        return self.prompt_tokens // n, None if cached is None else cached // n
+
     def absorb(self, dialect: Dialect, document: object, *, streamed: bool) -> None:
         """Take in one parsed event or one whole reply (a batch on /generate is a list)."""
         if isinstance(document, dict):

@@ -43,13 +43,7 @@ from typing import TYPE_CHECKING
 
 from gateway.tasks import spawn
 from gateway.upstream.ask import AskError, Wrong, ask, bearer
-from gateway.upstream.discover import (
-    SNAPSHOT_SINCE,
-    DiscoveryError,
-    discover,
-    generates,
-    loads,
-)
+from gateway.upstream.discover import SNAPSHOT_SINCE, DiscoveryError, discover, generates, loads
 from gateway.upstream.facts import STARTUP_TIME_SINCE
 from gateway.upstream.life import Life, Pace, WatchView
 from gateway.upstream.loads import another_process
@@ -91,6 +85,7 @@ class Watch:
         on_gone: Callable[[str], None] = _ignore,
         on_stall: Callable[[str], None] = _ignore,
         on_move: Callable[[], None] = lambda: None,
+        on_away: Callable[[str], None] = _ignore,
         busy_since: Callable[[], float | None] = lambda: None,
         pace: Pace | None = None,
     ) -> None:
@@ -103,6 +98,8 @@ class Watch:
         self._on_gone = on_gone
         self._on_stall = on_stall
         self._on_move = on_move
+        self._on_away = on_away  # it can not be used now: once for each kind of reason
+        self._why_away: str | None = None
         self._busy_since = busy_since
         self._pace = pace or Pace()
         self._task: asyncio.Task[None] | None = None
@@ -235,6 +232,9 @@ class Watch:
         self._door_was_shut |= shut
         away = Life.DOWN if self._facts else Life.CONNECTING
         self._enter(Life.STARTING if error.kind == "starting" else away, str(error))
+        if error.kind != self._why_away:
+            self._why_away = error.kind
+            self._on_away(str(error))
         self._shut = self._shut + 1 if shut else 0
         if self._shut == EVIDENCE and self._facts is not None:
             self._on_gone(str(error))
@@ -242,7 +242,7 @@ class Watch:
     def _up(self, facts: ServerFacts) -> None:
         if self._is_another_start(facts):
             self._starts += 1
-        self._door_was_shut, self._shut = False, 0
+        self._door_was_shut, self._shut, self._why_away = False, 0, None
         self._scheduler_at = self._now()  # it has just answered /server_info
         self.asked.clear()
         self._facts, self._loads, self._loads_at = facts, None, None

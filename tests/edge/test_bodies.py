@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -162,6 +163,25 @@ async def test_a_broken_or_unknown_coding_is_a_400(rig, coding: str, data: bytes
     got = await rig.post(CHAT, data, headers={"content-encoding": coding})
     assert got.status == 400
     assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    ("coding", "data"),
+    [
+        ("gzip", b"this is not gzip"),
+        ("gzip", gzip.compress(b'{"a": 1}', mtime=0)[:-6] + b"wrong!"),
+        ("deflate", b"\xff\xff\xff\xff"),
+    ],
+)
+async def test_behind_a_broken_coding_the_connection_ends(rig, path, coding, data) -> None:
+    """Its parser waits for the rest of a body that never comes, and would swallow the next request."""
+    async with rig.socket() as peer:
+        await peer.send(request(path, data, f"content-encoding: {coding}"))
+        async with asyncio.timeout(2):
+            status, fields = await peer.head()
+            await peer.rest()
+        assert (status, fields["connection"]) == (400, "close")
 
 
 async def test_a_header_of_the_engines_own_decompression_is_not_passed_on(rig) -> None:

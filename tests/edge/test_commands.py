@@ -101,7 +101,9 @@ async def test_serve_says_one_line_drains_at_sigterm_and_exits_0(tmp_path) -> No
         code, out, err = await ending
         assert (code, out) == (0, "")
         lines = [json.loads(line) for line in err.splitlines()]
-        assert [one["event"] for one in lines] == ["listening", "no_keys", "request", "drained"]
+        told = [one["event"] for one in lines]
+        assert told == ["listening", "no_keys", "server_ready", "request", "drained"]
+        assert lines[2]["pool_tokens"] == 2048
 
 
 async def test_sighup_reads_the_policy_again_and_a_bad_one_changes_nothing(tmp_path) -> None:

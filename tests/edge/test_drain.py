@@ -70,6 +70,24 @@ async def test_what_has_had_no_byte_is_given_a_whole_answer(start, path: str, st
         assert drained_of(rig.records) == 1
 
 
+async def test_the_limit_holds_whoever_asked(start) -> None:
+    """POST /drain cuts as SIGTERM does, and a SIGTERM behind it does not begin anew."""
+    async with start({"drain_s": 0.3}, quiet=False) as rig:
+        rig.engine.default = Behaviour(tokens=9, hold=asyncio.Event(), hold_at=2)
+        asked = asyncio.ensure_future(rig.post(CHAT, BODIES[CHAT] | {"stream": True}))
+        seen = await rig.engine.arrived()
+        await rig.engine.until(lambda: seen.events == 2)
+        assert (await rig.control("/drain", "POST")).status == 200
+        async with asyncio.timeout(3):
+            got = await asked
+        assert events(got.body)[-1]["error"]["code"] == "draining"
+        assert (await rig.control("/healthz")).status == 200, "the process stays"
+        assert (await rig.control("/drain", "POST")).status == 200
+        drained = await rig.stop()
+        assert (drained.finished, drained.cut) == (0, 1)
+        assert drained_of(rig.records) == 1
+
+
 async def test_half_an_answer_in_one_piece_breaks_visibly(start) -> None:
     half = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"id":'
     async with start(quiet=False) as rig:

@@ -55,6 +55,22 @@ async def test_a_stream_is_the_servers_own_byte_for_byte_less_the_usage_we_asked
     assert record["ttft_ms"] is not None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text", ["a b c", ["a b c", "d e"]])
+async def test_each_sequence_of_generate_tells_its_prompt_and_it_counts_once(
+    rig, stream: bool, text: str | list[str]
+) -> None:
+    body = {"text": text, "stream": stream, "sampling_params": {"n": 4, "max_new_tokens": 3}}
+    assert (await rig.post(GENERATE, body)).status == 200
+    record = rig.records[0]
+    prompt = 3 if isinstance(text, str) else 5
+    assert record["prompt_tokens"] == record["usage_prompt_tokens"] == prompt
+    assert record["output_tokens"] == 12 * (1 if isinstance(text, str) else 2)
+    assert record["kv_used"] == 4 * prompt + record["output_tokens"]
+    metrics = (await rig.control("/metrics")).body.decode()
+    assert not re.search(r"^kvgate_undercounted_total\{.*\} [1-9]", metrics, re.MULTILINE)
+
+
 async def test_continuous_usage_of_a_client_that_asked_for_it_passes(rig) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     got = await rig.chat(stream=True, max_tokens=3, stream_options=options)

@@ -146,6 +146,20 @@ async def test_n_and_prompt_lists_multiply(http):
     assert ids["usage"]["prompt_tokens"] == 3
 
 
+async def test_several_streams_on_generate_say_which_is_which(http):
+    """SGLang numbers the sequences of a batch in its stream, and a single one not (0.5.17)."""
+    several = {"text": ["a", "b"], "sampling_params": {"n": 2, "max_new_tokens": 3}}
+    for body, indexes in ((several, {0, 1, 2, 3}), ({**several, "text": "a"}, {0, 1})):
+        async with twin() as server:
+            _, events, _ = await stream(http, server, "/generate", **body)
+        assert {event["index"] for event in events} == indexes
+    async with twin() as server:
+        params = {"max_new_tokens": 3}
+        _, events, _ = await stream(http, server, "/generate", text="a", sampling_params=params)
+    assert events
+    assert all("index" not in event for event in events)
+
+
 async def test_defaults_of_an_absent_cap(http):
     async with twin() as server:
         _, completion = await post(http, server, "/v1/completions", prompt="x" * 400)

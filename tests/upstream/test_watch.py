@@ -26,6 +26,7 @@ class Told:
         self.gone: list[tuple[float, str]] = []
         self.stalls: list[float] = []
         self.moves: list[float] = []
+        self.away: list[str] = []
         self.busy: float | None = None
 
     def on_down(self, reason: str) -> None:
@@ -61,6 +62,7 @@ async def watching(client: ScriptedClient):
         on_gone=told.on_gone,
         on_stall=told.on_stall,
         on_move=told.on_move,
+        on_away=told.away.append,
         busy_since=lambda: told.busy,
     )
     watch.start()
@@ -108,6 +110,7 @@ async def test_waits_for_a_server_that_is_not_there_yet():
         tries = client.times("/v1/models")
         pauses = [round(b - a, 3) for a, b in pairwise(tries)]
         assert pauses[:5] == [0.2, 0.4, 0.8, 1.6, 2.0]
+        assert told.away == [view.error], "said once, however often it is tried"
         assert max(pauses) == 2.0
         client.mood = "up"
         await asyncio.sleep(2.1)

@@ -17,6 +17,7 @@ from aiohttp import web
 from gateway.observe.minutes import DAY
 from gateway.page.events import Events
 from gateway.page.files import Files
+from gateway.page.guard import own_site_only
 from gateway.page.now import now
 from gateway.page.trend import Trend
 from gateway.tasks import spawn
@@ -24,8 +25,6 @@ from gateway.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-
-    from aiohttp.typedefs import Handler
 
     from gateway.core.model import PoolView, QuotaView, View
     from gateway.drain import Drain
@@ -42,9 +41,6 @@ UNPROCESSABLE = 422
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 """What a script may come to by a sum: larger than all minutes there are is well meant, too."""
-
-OWN_SITE = frozenset({"same-origin", "none"})
-"""`sec-fetch-site` of this page and of an address typed in; scripts like curl send none at all."""
 
 
 class ControlPlane:
@@ -82,7 +78,7 @@ class ControlPlane:
 
     def app(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(middlewares=[_own_site_only])
+        app = web.Application(middlewares=[own_site_only])
         app.router.add_get("/", self._files.index)
         app.router.add_get("/page/{name}", self._files.beside)
         app.router.add_get("/events", self._events.handle)
@@ -246,15 +242,6 @@ class ControlPlane:
     async def _read_again(self, _: web.Request) -> web.Response:
         good, answer = await self._reload.now("POST /reload")
         return web.json_response(answer, status=200 if good else UNPROCESSABLE)
-
-
-@web.middleware
-async def _own_site_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what changes something where another site's page sent it (Fetch Metadata)."""
-    asked_by = request.headers.get("sec-fetch-site", "none")
-    if request.method not in {"GET", "HEAD"} and asked_by not in OWN_SITE:
-        raise web.HTTPForbidden(text="another site's page may not do this\n")
-    return await handler(request)
 
 
 def _quota(one: QuotaView) -> dict[str, Any]:

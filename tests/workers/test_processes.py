@@ -1,0 +1,193 @@
+"""Two workers on one port, as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes.behaviour import Behaviour
+from tests.workers.gate import LIMIT, gate, is_there
+
+
+async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_path) -> None:
+    """One start for all of it: that takes longer than the rest."""
+    records = {"observe": {"records": "records.jsonl"}, "queue": {"max_requests": 41}}
+    async with gate(tmp_path, **records) as running:
+        assert (await running.get("/healthz"), (await running.get("/readyz"))[0]) == ((200, "ok\n"), 200)
+        hold = asyncio.Event()
+        running.engine.default = Behaviour(hold=hold, hold_at=1)
+        asked = running.asks(30, 500, 400)  # eleven of 901 fit
+
+        async def full() -> bool:
+            table = await running.table()
+            assert table.shares.kv <= LIMIT, "the sum of shares is above the budget"
+            assert len(table.entries) == 2
+            ledger = (await running.status())["backends"][0]["ledgers"]["kv"]
+            assert ledger["reserved"] <= LIMIT
+            return bool(ledger["reserved"] > LIMIT - 901)
+
+        await running.until(full)
+        status = await running.status()
+        parts = [one["status"] for one in status["workers"]]
+        assert [one["worker"] for one in status["workers"]] == [0, 1]
+        assert status["state"] == "ready"
+        assert min(part["clients"][0]["inflight"] for part in parts) >= 1, "one of them got nothing"
+        assert status["clients"][0]["inflight"] == len(running.engine.seen)
+        assert status["queue"]["requests"] == 30 - len(running.engine.seen)
+        assert status["totals"]["admitted"] == sum(part["totals"]["admitted"] for part in parts)
+        assert status["backends"][0]["lease"]["budget"]["kv"] == LIMIT
+        await merged_metrics(running, len(running.engine.seen))
+        for number in (0, 1):
+            code, page = await running.get(f"/?worker={number}")
+            assert (code, page[:15]) == (200, "<!doctype html>")
+        assert await running.get("/trend?worker=2") == (
+            400,
+            "worker is a number from 0 to 1: /trend?worker=0\n",
+        )
+        hold.set()
+        answers = await asyncio.gather(*asked)
+        assert {code for code, _ in answers} == {200}
+        assert running.engine.peak <= LIMIT
+
+        hold = asyncio.Event()
+        running.engine.default = Behaviour(tokens=9, hold=hold, hold_at=1)
+        late = running.asks(4, 50, 9)
+        await running.engine.arrived(34)
+        ending = asyncio.ensure_future(running.end())
+
+        async def drains() -> bool:
+            code, state = await running.get("/readyz")
+            return (code, state) == (503, "draining\n")
+
+        await running.until(drains)
+        hold.set()
+        for code, body in await asyncio.gather(*late):
+            assert code == 200
+            assert b"[DONE]" in body
+        assert await ending == 0
+    assert {line["worker"] for line in running.log if line["event"] == "drained"} == {0, 1}
+    written = [
+        [json.loads(line)["id"] for line in path.read_text().splitlines()]
+        for path in (tmp_path / "records.w0.jsonl", tmp_path / "records.w1.jsonl")
+    ]
+    assert min(map(len, written)) > 0
+    assert len({one for ids in written for one in ids}) == sum(map(len, written)) == 34
+
+
+async def merged_metrics(running, inflight: int) -> None:
+    _, text = await running.get("/metrics")
+    heads = [line.split()[:3] for line in text.splitlines() if line.startswith("#")]
+    assert len(heads) == len({tuple(head) for head in heads}), "one HELP and TYPE for each family"
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    assert {s.labels["worker"] for one in families.values() for s in one.samples} == {"0", "1"}
+    of_clients = families["kvgate_client_inflight_requests"].samples
+    assert sum(sample.value for sample in of_clients) == inflight
+    assert [s.value for s in families["kvgate_worker_up"].samples] == [1, 1]
+
+
+@pytest.mark.slow  # its lease must be over
+async def test_a_killed_worker_is_started_anew_and_its_share_comes_back(tmp_path) -> None:
+    async with gate(tmp_path) as running:
+        running.engine.default = Behaviour(gap_s=0.01)
+        warm = running.asks(20, 500, 400)
+        await running.until(lambda: len(running.engine.seen) >= 6)
+        before = await running.pids()
+        os.kill(before[0], signal.SIGKILL)
+        await asyncio.gather(*warm, return_exceptions=True)  # half of them are cut
+
+        async def anew() -> bool:
+            first, second = (await running.status())["workers"]
+            assert second["pid"] == before[1]
+            return bool(first["starts"] == 2 and first["state"] == "ready")
+
+        # Whoever asks meanwhile meets the other one: the new one listens once it can serve.
+        while not await anew():
+            assert (await running.ask(100, 10))[0] == 200
+        ended = next(line for line in running.log if line["event"] == "worker_ended")
+        assert (ended["worker"], ended["code"]) == (0, -signal.SIGKILL)
+
+        async def settled() -> bool:
+            table = await running.table()
+            assert table.shares.kv <= LIMIT
+            return len(table.entries) == 2
+
+        await running.until(settled, 30)
+        # All of the pool is needed for this: the dead one's share is there again.
+        assert (await running.ask(8000, 1800))[0] == 200
+        assert running.engine.peak <= LIMIT
+
+
+@pytest.mark.slow
+async def test_workers_end_with_their_supervisor_and_the_port_is_free(tmp_path) -> None:
+    async with gate(tmp_path) as running:
+        hold = asyncio.Event()
+        running.engine.default = Behaviour(tokens=9, hold=hold, hold_at=1)
+        asked = running.asks(4, 50, 9)
+        await running.engine.arrived(4)
+        pids = await running.pids()
+        folder = next(line["control"] for line in running.log if "w0" in line.get("control", ""))
+        await running.end(signal.SIGKILL)
+        await running.until(lambda: not any(map(is_there, pids)))
+        for code, body in await asyncio.gather(*asked):  # an error in the stream, not a reset
+            assert code == 200
+            assert b"error" in body
+            assert b"[DONE]" not in body
+        await running.until(lambda: running.engine.use()[0].running == 0)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            host, port = running.url.removeprefix("http://").split(":")
+            probe.bind((host, int(port)))
+        assert not os.path.exists(os.path.dirname(folder.removeprefix("unix:")))  # noqa: PTH110, PTH120
+
+
+@pytest.mark.slow
+async def test_a_policy_is_read_again_by_all_and_whoever_is_started_anew(tmp_path) -> None:
+    async with gate(tmp_path) as running:
+        path = tmp_path / "policy.yaml"
+        policy = json.loads(path.read_text())
+        path.write_text(json.dumps({**policy, "limits": {"max_n": 1}}))
+        code, text = await running.get("/reload", "POST")
+        told = json.loads(text)
+        assert (code, told["reloaded"]) == (200, True)
+        assert "listen" not in told["needs_restart"]
+        assert [one["reloaded"] for one in told["workers"]] == [True, True]
+        path.write_text("limits: {max_n: none}")
+        code, text = await running.get("/reload", "POST")
+        assert (code, json.loads(text)["reloaded"]) == (422, False)
+        # The file has a mistake; the policy in force has not.
+        (first, _), starts = await running.pids(), "starts"
+        os.kill(first, signal.SIGKILL)
+
+        async def anew() -> bool:
+            worker = (await running.status())["workers"][0]
+            return bool(worker[starts] == 2 and worker["state"] == "ready")
+
+        await running.until(anew, 30)
+        body = {"prompt": "x", "n": 2, "max_tokens": 2}
+        for _ in range(12):  # both
+            async with running.http.post(running.url + "/v1/completions", json=body) as answer:
+                assert answer.status == 400
+        assert await running.end(signal.SIGINT) == 0
+
+
+@pytest.mark.slow
+async def test_after_post_drain_nobody_is_started_anew(tmp_path) -> None:
+    async with gate(tmp_path) as running:
+        code, text = await running.get("/drain", "POST")
+        assert (code, json.loads(text)["state"]) == (200, "draining")
+        assert len(json.loads(text)["workers"]) == 2
+        assert (await running.ask(10, 10))[0] == 503
+        os.kill((await running.pids())[0], signal.SIGKILL)
+
+        async def gone() -> bool:
+            return bool((await running.status())["workers"][0]["state"] == "ended")
+
+        await running.until(gone)
+        assert (await running.status())["state"] == "draining"
+        assert await running.end() == 1  # one of them did not end as it should

@@ -333,7 +333,14 @@ class App:
         if (of := policy.leases) is None:
             if seat is None or seat.store is None:
                 return None
-            return Leases(seat.store, seat.ttl_s, gate=self.gate, fleet=self.fleet, log=self.log)
+            return Leases(
+                seat.store,
+                seat.ttl_s,
+                gate=self.gate,
+                fleet=self.fleet,
+                log=self.log,
+                me=seat.replica,
+            )
         password = None if secrets.leases is None else secrets.leases.get_secret_value()
         store = RedisStore(of.url, password=password, prefix=of.prefix)
         return Leases(store, of.ttl_s, gate=self.gate, fleet=self.fleet, log=self.log)

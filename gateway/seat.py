@@ -29,7 +29,9 @@ class Seat:
     store: Store | None = None
     """What budgets are shared by, where the policy does not name a store for several gates."""
     ttl_s: float = 0.0
-    """Of its leases."""
+    """Of its leases there."""
+    replica: str = ""
+    """Its name there, in this life."""
     patience_s: float = 0.0
     """How long it leaves its connections to the others until a server takes its work."""
 

@@ -70,7 +70,11 @@ class LocalStore:
 
     async def close(self) -> None:
         """See `Store`."""
+        ends = self._ends
         self._cut()
+        if ends is not None:
+            with contextlib.suppress(OSError):
+                await ends[1].wait_closed()
 
 
 class Counter:

@@ -8,11 +8,12 @@ still runs of an earlier life of the gate is found as one gate alone finds it, b
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 
 from gateway.core.amount import NOTHING
 from gateway.core.lease import Table
 from gateway.lease.store import Answer
-from gateway.lease.wire import encode
+from gateway.lease.wire import decode, encode
 
 
 class Tables:
@@ -30,3 +31,14 @@ class Tables:
             return Answer(taken=False, run=self.run, document=there)
         self._of[key] = new
         return Answer(taken=True, run=self.run)
+
+    def forget(self, replica: str) -> list[str]:
+        """Take one out that is known to be gone, with all that it had; of which pools it had any."""
+        found = []
+        for key, document in self._of.items():
+            table = decode(document)
+            if replica in table.entries:
+                rest = {who: entry for who, entry in table.entries.items() if who != replica}
+                self._of[key] = encode(replace(table, version=table.version + 1, entries=rest))
+                found.append(key)
+        return found

@@ -11,7 +11,7 @@ Who dies is started anew. Who lives sees that the supervisor is gone by the end 
 goes too: without the table nothing more could be granted, and the port must be free for the next start.
 
     supervisor   the life of it all: addresses, folder, table, signals, the end
-    crew         processes: started, awaited, started anew, ended
+    crew         processes: started, awaited, started anew, ended; `watchdog` ends one that hangs
     worker       one of these processes
     order        what a worker is told when it is started
     front        the control plane for all; `asking` asks the workers, `sums` and `exposition` add up

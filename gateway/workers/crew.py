@@ -52,6 +52,11 @@ class Hand:
     ready: bool = False  # it has been, once
 
     @property
+    def life(self) -> str:
+        """The name of this process among all that had this place or another."""
+        return f"w{self.number}.{self.starts}"
+
+    @property
     def alive(self) -> bool:
         """Whether its process is there."""
         return self.process is not None and self.process.returncode is None
@@ -68,12 +73,14 @@ class Crew:
     def __init__(
         self,
         size: int,
-        order: Callable[[int, float], Order],
+        order: Callable[[Hand, float], Order],
         log: FilteringBoundLogger,
+        *,
         heard: Callable[[], None],
+        lost: Callable[[str], None],
     ) -> None:
-        """`order` makes what a worker is told, from its number and its patience; `heard` is called when
-        one has said something or has ended."""
+        """`order` makes what a worker is told, from its place and its patience; `heard` is called when
+        one has said something or has ended, `lost` with the name of a life that ended by itself."""
         self.hands = [Hand(number) for number in range(size)]
         self.refused = False
         """Whether one ended before it was up, at its first start, because of what it was told."""
@@ -81,6 +88,7 @@ class Crew:
         self._order = order
         self._log = log
         self._heard = heard
+        self._lost = lost
         self._tasks: list[asyncio.Task[None]] = []
         self._codes: list[int] = []
 
@@ -116,13 +124,25 @@ class Crew:
                 with contextlib.suppress(ProcessLookupError):
                     hand.process.send_signal(sign)
 
+    def kill(self, life: str) -> bool:
+        """End a worker that does not listen to reason, if that life goes on."""
+        for hand in self.hands:
+            if hand.process is not None and hand.alive and hand.life == life:
+                hand.process.kill()
+                return True
+        return False
+
     # ---- inside ----------------------------------------------------------------------------------
 
     async def _keep(self, hand: Hand) -> None:
         pause, loop = PAUSE_S, asyncio.get_running_loop()
         while not self._ending.is_set():
             began = loop.time()
-            code = await self._run(hand)
+            try:
+                code = await self._run(hand)
+            except OSError as error:  # no memory or no process to be had, for the moment
+                self._log.error("worker_not_started", worker=hand.number, reason=error.strerror)
+                code = CUT
             if self._ending.is_set():
                 # One that was still starting dies of the signal and had nothing to lose.
                 self._codes.append(0 if code < 0 and not hand.up else min(abs(code), CUT))
@@ -133,6 +153,7 @@ class Crew:
                 return
             if loop.time() - began >= STEADY_S:
                 pause = PAUSE_S
+            self._lost(hand.life)
             self._log.error("worker_ended", worker=hand.number, code=code, started_anew_in_s=pause)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -156,7 +177,7 @@ class Crew:
             raise RuntimeError(msg)
         with contextlib.suppress(ConnectionError):
             # Open as long as this process lives: its end tells the worker that we are gone.
-            process.stdin.write(self._order(hand.number, patience_s).to_line())
+            process.stdin.write(self._order(hand, patience_s).to_line())
             await process.stdin.drain()
         if self.draining:  # told to end before this one was there to be told
             self.tell(signal.SIGTERM, only_up=False)

@@ -24,6 +24,7 @@ class Order:
 
     number: int
     of: int
+    replica: str
     folder: Path
     listen: tuple[str, int]
     patience_s: float
@@ -37,6 +38,7 @@ class Order:
             {
                 "number": self.number,
                 "of": self.of,
+                "replica": self.replica,
                 "folder": str(self.folder),
                 "listen": self.listen,
                 "patience_s": self.patience_s,
@@ -63,6 +65,7 @@ class Order:
         return cls(
             number=data["number"],
             of=data["of"],
+            replica=data["replica"],
             folder=Path(data["folder"]),
             listen=(host, port),
             patience_s=data["patience_s"],

@@ -32,11 +32,13 @@ from gateway.workers.asking import Asking
 from gateway.workers.crew import ENDS_S, Crew
 from gateway.workers.front import Front
 from gateway.workers.order import Order, control_socket, table_socket
+from gateway.workers.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from gateway.policy.change import Change
     from gateway.policy.schema import Policy
     from gateway.policy.source import Loaded, Source
+    from gateway.workers.crew import Hand
 
 CLOSE_S = 1.0
 """How long open pages may keep the control plane when all is over."""
@@ -90,7 +92,10 @@ class Supervisor:
         self._log = structlog.get_logger("kvgate")
         self._stop = asyncio.Event()
         self._told = False
-        self._crew = Crew(policy.workers, self._order, self._log, self._heard)
+        self._crew = Crew(
+            policy.workers, self._order, self._log, heard=self._heard, lost=self._lost
+        )
+        self._tables = Tables()
         self._reload = Reload(source, policy, self._adopt, self._log)
 
     async def run(self) -> int:
@@ -99,7 +104,7 @@ class Supervisor:
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-        counter = Counter(Tables(), table_socket(self._folder))
+        counter = Counter(self._tables, table_socket(self._folder))
         asking = Asking(self._folder, self._policy.workers)
         runner = web.AppRunner(
             Front(self._crew, asking, self._reload).app(),
@@ -109,6 +114,7 @@ class Supervisor:
             handler_cancellation=True,  # a page that is closed ends its way to the worker
         )
         await counter.start()
+        watching = spawn(Watchdog(self._crew, asking, self._log).run(), "watchdog")
         try:
             await runner.setup()
             await web.SockSite(runner, self._control, backlog=1024).start()
@@ -124,6 +130,7 @@ class Supervisor:
             code = await self._crew.end(self._policy.drain_s + ENDS_S)
             self._log.info("workers_ended", code=code)
         finally:
+            watching.cancel()
             await self._reload.stop()
             await asking.close()
             await runner.cleanup()
@@ -132,10 +139,11 @@ class Supervisor:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _order(self, number: int, patience_s: float) -> Order:
+    def _order(self, hand: Hand, patience_s: float) -> Order:
         return Order(
-            number=number,
+            number=hand.number,
             of=len(self._crew.hands),
+            replica=hand.life,
             folder=self._folder,
             listen=self._listen,
             patience_s=patience_s,
@@ -155,6 +163,15 @@ class Supervisor:
             print(  # noqa: T201
                 f"kvgate ready on {self._listen_url}, control on {self._control_url}", flush=True
             )
+
+    def _lost(self, life: str) -> None:
+        """A worker ended by itself, and the system closed its connections: what it had running is
+        abandoned, and held for as long as the policy holds that where no server confirms its end.
+        Mostly the others have seen the end in the server's count before; on a server that is never
+        without young requests that count does not come clear for minutes."""
+        asyncio.get_running_loop().call_later(
+            self._policy.limits.release_grace_s, self._tables.forget, life
+        )
 
     def _hang_up(self) -> None:
         _ = spawn(self._reload.now("SIGHUP"), "reload on SIGHUP")

@@ -51,6 +51,7 @@ def main() -> int:
         control=control_socket(order.folder, order.number),
         store=LocalStore(table_socket(order.folder)) if shares else None,
         ttl_s=TTL_S,
+        replica=order.replica,
         patience_s=order.patience_s,
     )
 

@@ -7,11 +7,15 @@ import json
 import os
 import signal
 import socket
+from contextlib import suppress
 
+import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.behaviour import Behaviour
+from tests.lease.fleet import TTL_S, settle, table_of
+from tests.lease.server import RedisServer, needs_server
 from tests.workers.gate import LIMIT, gate, is_there
 
 
@@ -19,7 +23,10 @@ async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_
     """One start for all of it: that takes longer than the rest."""
     records = {"observe": {"records": "records.jsonl"}, "queue": {"max_requests": 41}}
     async with gate(tmp_path, **records) as running:
-        assert (await running.get("/healthz"), (await running.get("/readyz"))[0]) == ((200, "ok\n"), 200)
+        assert (await running.get("/healthz"), (await running.get("/readyz"))[0]) == (
+            (200, "ok\n"),
+            200,
+        )
         hold = asyncio.Event()
         running.engine.default = Behaviour(hold=hold, hold_at=1)
         asked = running.asks(30, 500, 400)  # eleven of 901 fit
@@ -191,3 +198,43 @@ async def test_after_post_drain_nobody_is_started_anew(tmp_path) -> None:
         await running.until(gone)
         assert (await running.status())["state"] == "draining"
         assert await running.end() == 1  # one of them did not end as it should
+
+
+@pytest.mark.slow
+async def test_the_share_of_a_killed_worker_comes_back_on_a_server_that_is_never_without_young_requests(
+    tmp_path,
+) -> None:
+    """Its count never comes clear, as the youngest of the other worker's could be the dead one's."""
+    async with gate(tmp_path, limits={"release_grace_s": 3}) as running:
+        running.engine.default = Behaviour(gap_s=0.05, tokens=20)
+        over = asyncio.Event()
+
+        async def again() -> None:
+            while not over.is_set():
+                with suppress(aiohttp.ClientError):
+                    await running.ask(50, 20)
+
+        young = [asyncio.ensure_future(again()) for _ in range(8)]
+        await running.until(lambda: len(running.engine.seen) > 8)
+        os.kill((await running.pids())[0], signal.SIGKILL)
+
+        async def forgotten() -> bool:
+            return "w0.1" not in (await running.table()).entries
+
+        began = asyncio.get_running_loop().time()
+        await running.until(forgotten, 10)
+        assert asyncio.get_running_loop().time() - began > 2
+        over.set()
+        await asyncio.gather(*young)
+
+
+@needs_server
+@pytest.mark.slow
+async def test_with_a_store_for_several_gates_each_worker_is_one_of_them(tmp_path) -> None:
+    with RedisServer(tmp_path) as server:
+        await settle(server, "gpu0")
+        async with gate(tmp_path, leases={"url": server.url, "ttl_s": TTL_S}) as running:
+            asked = running.asks(12, 100, 100)
+            assert {code for code, _ in await asyncio.gather(*asked)} == {200}
+            assert len((await table_of(server, "gpu0")).entries) == 2
+        assert (await table_of(server, "gpu0")).entries == {}

@@ -21,7 +21,7 @@ from tests.workers.gate import LIMIT, gate, is_there
 
 async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_path) -> None:
     """One start for all of it: that takes longer than the rest."""
-    records = {"observe": {"records": "records.jsonl"}, "queue": {"max_requests": 41}}
+    records = {"observe": {"records": "records.jsonl"}, "queue": {"max_requests": 6}}
     async with gate(tmp_path, **records) as running:
         assert (await running.get("/healthz"), (await running.get("/readyz"))[0]) == (
             (200, "ok\n"),
@@ -29,7 +29,7 @@ async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_
         )
         hold = asyncio.Event()
         running.engine.default = Behaviour(hold=hold, hold_at=1)
-        asked = running.asks(30, 500, 400)  # eleven of 901 fit
+        asked = running.asks(30, 500, 400)  # ten of 901 tokens fit, six may wait
 
         async def full() -> bool:
             table = await running.table()
@@ -46,7 +46,8 @@ async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_
         assert status["state"] == "ready"
         assert min(part["clients"][0]["inflight"] for part in parts) >= 1, "one of them got nothing"
         assert status["clients"][0]["inflight"] == len(running.engine.seen)
-        assert status["queue"]["requests"] == 30 - len(running.engine.seen)
+        await running.until(lambda: sum(one.done() for one in asked) >= 30 - 16)
+        assert (await running.status())["queue"]["requests"] <= 6, "in all, not in each"
         assert status["totals"]["admitted"] == sum(part["totals"]["admitted"] for part in parts)
         assert status["backends"][0]["lease"]["budget"]["kv"] == LIMIT
         await merged_metrics(running, len(running.engine.seen))
@@ -59,13 +60,14 @@ async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_
         )
         hold.set()
         answers = await asyncio.gather(*asked)
-        assert {code for code, _ in answers} == {200}
+        assert {code for code, _ in answers} == {200, 429}
         assert running.engine.peak <= LIMIT
 
         hold = asyncio.Event()
         running.engine.default = Behaviour(tokens=9, hold=hold, hold_at=1)
+        served = len(running.engine.seen)
         late = running.asks(4, 50, 9)
-        await running.engine.arrived(34)
+        await running.until(lambda: len(running.engine.seen) == served + 4)
         ending = asyncio.ensure_future(running.end())
 
         async def drains() -> bool:

@@ -174,6 +174,7 @@ class App:
             quotas=self.quotas,
             shadow=policy.admission == "shadow",
             leases=self.leases,
+            seat=seat,
         )
         self._tls = None if named.tls is None else Presented(named.tls)
         self._runners: list[web.BaseRunner] = []

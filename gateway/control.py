@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gateway.observe.collector import Collector
     from gateway.observe.journal import Journal
     from gateway.reload import Reload
+    from gateway.seat import Seat
 
 SERVICE_UNAVAILABLE = 503
 UNPROCESSABLE = 422
@@ -60,6 +61,7 @@ class ControlPlane:
         quotas: Callable[[], list[QuotaView]],
         shadow: bool,
         leases: Leases | None = None,
+        seat: Seat | None = None,
     ) -> None:
         """`shadow`: whether the policy says `admission: shadow`."""
         self._gate = gate
@@ -72,6 +74,7 @@ class ControlPlane:
         self._quotas = quotas
         self._shadow = shadow
         self._leases = leases
+        self._seat = seat
         self._trend = Trend(gate, journal.recent)
         self._files = Files()
         self._events = Events(self._event)
@@ -137,6 +140,7 @@ class ControlPlane:
             "verdict": self._collector.verdict(),
             "policy": self._reload.status(),
             **({"shadow": self._journal.shadow.to_dict()} if self._shadow else {}),
+            **({} if self._seat is None else {"worker": self._seat.to_dict()}),
         }
 
     @property

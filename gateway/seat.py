@@ -35,6 +35,10 @@ class Seat:
     patience_s: float = 0.0
     """How long it leaves its connections to the others until a server takes its work."""
 
+    def to_dict(self) -> dict[str, int]:
+        """The `worker` of /status."""
+        return {"number": self.number, "of": self.of}
+
     def file(self, path: Path | None) -> Path | None:
         """records.jsonl → records.w1.jsonl."""
         return None if path is None else path.with_name(f"{path.stem}.w{self.number}{path.suffix}")

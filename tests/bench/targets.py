@@ -78,7 +78,11 @@ def plain() -> Target:
 
 def all_targets(also: dict[str, str]) -> tuple[list[Target], dict[str, str]]:
     """Everything that can be measured here; and why the rest is not, by name."""
-    targets = [gate("kvgate", VERSION, None), gate("kvgate of 2 workers", VERSION, None, 2), plain()]
+    targets = [
+        gate("kvgate", VERSION, None),
+        gate("kvgate of 2 workers", VERSION, None, 2),
+        plain(),
+    ]
     targets += [gate(name, "", folder) for name, folder in also.items()]
     missing = {}
     for rival in RIVALS:

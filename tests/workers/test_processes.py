@@ -49,6 +49,10 @@ async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_
         await running.until(lambda: sum(one.done() for one in asked) >= 30 - 16)
         assert (await running.status())["queue"]["requests"] <= 6, "in all, not in each"
         assert status["totals"]["admitted"] == sum(part["totals"]["admitted"] for part in parts)
+        assert [part["worker"] for part in parts] == [
+            {"number": 0, "of": 2},
+            {"number": 1, "of": 2},
+        ]
         assert status["backends"][0]["lease"]["budget"]["kv"] == LIMIT
         await merged_metrics(running, len(running.engine.seen))
         for number in (0, 1):

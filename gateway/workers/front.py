@@ -99,17 +99,7 @@ class Front:
     async def _metrics(self, _: web.Request) -> web.Response:
         said = await self._all("/metrics")
         texts = ((one.number, one.body.decode()) for one in said if one.status == OK)
-        hands = self._crew.hands
-        own = exposition.gauge(
-            "kvgate_worker_up",
-            "Whether this worker's process is there and listens.",
-            ((hand.number, float(hand.alive and hand.up)) for hand in hands),
-        ) + exposition.gauge(
-            "kvgate_worker_starts_total",
-            "Starts of this worker, the first one included.",
-            ((hand.number, float(hand.starts)) for hand in hands),
-            kind="counter",
-        )
+        own = own_metrics(self._crew.hands)
         body = exposition.merged(texts) + own
         return web.Response(body=body.encode(), headers={"content-type": CONTENT_TYPE})
 
@@ -189,3 +179,17 @@ def _answer(said: Said) -> dict[str, Any]:
     if said.status == 0:
         return {"worker": said.number, "error": said.body.decode()}
     return {"worker": said.number, **orjson.loads(said.body)}
+
+
+def own_metrics(hands: Sequence[Hand]) -> str:
+    """What only the supervisor knows of its workers."""
+    return exposition.gauge(
+        "kvgate_worker_up",
+        "Whether this worker's process is there and listens.",
+        ((hand.number, float(hand.alive and hand.up)) for hand in hands),
+    ) + exposition.gauge(
+        "kvgate_worker_starts_total",
+        "Starts of this worker, the first one included.",
+        ((hand.number, float(hand.starts)) for hand in hands),
+        kind="counter",
+    )

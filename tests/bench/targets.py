@@ -33,7 +33,7 @@ class Target:
     argv: Callable[[int, int, str, Path], list[str]]
     cwd: str | None = None
     most_waiting: int = 10_000
-    streams: int = 64
+    most_streams: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def all_targets(also: dict[str, str]) -> tuple[list[Target], dict[str, str]]:
                     rival.alive,
                     rival.argv,
                     most_waiting=rival.most_waiting,
-                    streams=rival.streams,
+                    most_streams=rival.most_streams,
                 )
             )
         else:

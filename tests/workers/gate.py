@@ -67,11 +67,15 @@ class Gate:
     async def pids(self) -> list[int]:
         return [one["pid"] for one in (await self.status())["workers"]]
 
+    @property
+    def folder(self) -> Path:
+        """Of its sockets: a worker's log tells where its own is."""
+        control = next(line["control"] for line in self.log if "w0" in line.get("control", ""))
+        return Path(control.removeprefix("unix:")).parent
+
     async def table(self) -> Table:
         """As it stands in the supervisor."""
-        # A worker's log tells where its socket is, and the table's is beside it.
-        control = next(line["control"] for line in self.log if "w0" in line.get("control", ""))
-        store = LocalStore(table_socket(Path(control.removeprefix("unix:")).parent))
+        store = LocalStore(table_socket(self.folder))
         document = (await store.swap("gpu0", "", None, b"")).document
         await store.close()
         assert document is not None

@@ -31,6 +31,8 @@ async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_
         running.engine.default = Behaviour(hold=hold, hold_at=1)
         asked = running.asks(30, 500, 400)  # ten of 901 tokens fit, six may wait
 
+        assert running.folder.stat().st_mode & 0o777 == 0o700, "whoever enters may grant"
+
         async def full() -> bool:
             table = await running.table()
             assert table.shares.kv <= LIMIT, "the sum of shares is above the budget"
@@ -144,7 +146,6 @@ async def test_workers_end_with_their_supervisor_and_the_port_is_free(tmp_path) 
         asked = running.asks(4, 50, 9)
         await running.engine.arrived(4)
         pids = await running.pids()
-        folder = next(line["control"] for line in running.log if "w0" in line.get("control", ""))
         await running.end(signal.SIGKILL)
         await running.until(lambda: not any(map(is_there, pids)))
         for code, body in await asyncio.gather(*asked):  # an error in the stream, not a reset
@@ -156,7 +157,7 @@ async def test_workers_end_with_their_supervisor_and_the_port_is_free(tmp_path) 
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             host, port = running.url.removeprefix("http://").split(":")
             probe.bind((host, int(port)))
-        assert not os.path.exists(os.path.dirname(folder.removeprefix("unix:")))  # noqa: PTH110, PTH120
+        assert not running.folder.exists()
 
 
 @pytest.mark.slow

@@ -22,11 +22,13 @@ OF_THE_SERVER = (
 ADDED = ("ledgers", "free_tokens", "forecast_tokens", "worst_tokens", "lingering_tokens")
 """Each worker's share or holding of it."""
 
+OF_A_QUOTA = ("used_tokens", "under_way_tokens", "quota_tokens")
+
 ANY = ("ready", "leaving", "on_trial", "held")
 
 
 def together(statuses: Sequence[Document]) -> Document:
-    """`backends`, `queue`, `clients` and `totals` of them together."""
+    """`backends`, `queue`, `clients`, `quotas` and `totals` of them together."""
     queues = [status["queue"] for status in statuses]
     return {
         "backends": _backends(statuses),
@@ -35,6 +37,7 @@ def together(statuses: Sequence[Document]) -> Document:
             "oldest_s": max((q["oldest_s"] for q in queues), default=0.0),
         },
         "clients": _named(client for status in statuses for client in status["clients"]),
+        "quotas": _quotas([quota for status in statuses for quota in status["quotas"]]),
         "totals": added([status["totals"] for status in statuses]) or {},
         "abandoned": sum(status["abandoned"] for status in statuses),
     }
@@ -88,3 +91,21 @@ def _named(clients: Iterable[Document]) -> list[Document]:
         numbers = {name: value for name, value in client.items() if name != "name"}
         by_name.setdefault(client["name"], []).append(numbers)
     return [{"name": name, **added(numbers)} for name, numbers in by_name.items()]
+
+
+def _quotas(quotas: Sequence[Document]) -> list[Document]:
+    """A quota holds in each worker, so there are as many as workers together; the last window ends it."""
+    by_name: dict[str, list[Document]] = {}
+    for quota in quotas:
+        by_name.setdefault(quota["client"], []).append(quota)
+    return [
+        {
+            "client": name,
+            **{key: added([quota[key] for quota in of]) for key in OF_A_QUOTA},
+            "window_s": of[0]["window_s"],
+            "window_left_s": max(
+                (q["window_left_s"] for q in of if q["window_left_s"] is not None), default=None
+            ),
+        }
+        for name, of in by_name.items()
+    ]

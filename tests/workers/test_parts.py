@@ -143,10 +143,30 @@ def status(*backends: sums.Document, **more: object) -> sums.Document:
         "backends": list(backends),
         "queue": {"requests": 1, "tokens": 10, "bytes": 100, "oldest_s": 1.5},
         "clients": [{"name": "a", "held_tokens": 3, "inflight": 1, "waiting": 0}],
+        "quotas": [],
         "totals": {"admitted": 2, "rejected": {"queue_full": 1}},
         "abandoned": 1,
         **more,
     }
+
+
+def quota(used: int, left: float | None) -> sums.Document:
+    return {
+        "client": "a",
+        "used_tokens": used,
+        "under_way_tokens": 1,
+        "quota_tokens": 100,
+        "window_s": 60.0,
+        "window_left_s": left,
+    }
+
+
+def test_a_quota_holds_in_each_and_is_told_as_that() -> None:
+    told = sums.together([status(quotas=[quota(5, None)]), status(quotas=[quota(7, 3.5)])])
+    (one,) = told["quotas"]
+    assert one == {**quota(12, 3.5), "under_way_tokens": 2, "quota_tokens": 200}
+    (one,) = sums.together([status(quotas=[quota(5, None)])])["quotas"]
+    assert one == quota(5, None)
 
 
 def test_the_status_of_two_is_of_the_form_of_one() -> None:

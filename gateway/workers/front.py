@@ -184,11 +184,11 @@ def _answer(said: Said) -> dict[str, Any]:
 def own_metrics(hands: Sequence[Hand]) -> str:
     """What only the supervisor knows of its workers."""
     return exposition.gauge(
-        "kvgate_worker_up",
+        "kvgate_process_alive",
         "Whether this worker's process is there and listens.",
         ((hand.number, float(hand.alive and hand.up)) for hand in hands),
     ) + exposition.gauge(
-        "kvgate_worker_starts_total",
+        "kvgate_process_starts_total",
         "Starts of this worker, the first one included.",
         ((hand.number, float(hand.starts)) for hand in hands),
         kind="counter",

@@ -174,7 +174,7 @@ async def test_a_worker_that_is_not_there_is_told_and_costs_the_others_nothing(t
             (1, "does not answer"),
         ]
         _, metrics = await two.ask("/metrics")
-        assert 'kvgate_worker_starts_total{worker="0"} 4' in metrics
+        assert 'kvgate_process_starts_total{worker="0"} 4' in metrics
         _, text = await two.ask("/drain", "POST")
         assert json.loads(text) == {
             "state": "draining",

@@ -103,7 +103,7 @@ async def merged_metrics(running, inflight: int) -> None:
     assert {s.labels["worker"] for one in families.values() for s in one.samples} == {"0", "1"}
     of_clients = families["kvgate_client_inflight_requests"].samples
     assert sum(sample.value for sample in of_clients) == inflight
-    assert [s.value for s in families["kvgate_worker_up"].samples] == [1, 1]
+    assert [s.value for s in families["kvgate_process_alive"].samples] == [1, 1]
 
 
 @pytest.mark.slow  # its lease must be over

@@ -41,6 +41,10 @@ ENDS_S = 8.0
 10 s that deploy/systemd gives beside `drain_s`."""
 
 
+COMMAND = (sys.executable, "-P", "-m", "gateway.workers")
+"""A worker. -P: what lies in the working directory is not looked at."""
+
+
 @dataclass(slots=True)
 class Hand:
     """One place in the crew, and the process that has it now."""
@@ -166,7 +170,7 @@ class Crew:
         hand.up = hand.ready = False
         patience_s = 0.0 if hand.starts == 1 else PATIENCE_S
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "gateway.workers"),
+            *COMMAND,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=_environment(),

@@ -162,7 +162,7 @@ def quota(used: int, left: float | None) -> sums.Document:
 
 
 def test_a_quota_holds_in_each_and_is_told_as_that() -> None:
-    told = sums.together([status(quotas=[quota(5, None)]), status(quotas=[quota(7, 3.5)])])
+    told = sums.together([status(quotas=[quota(5, 1.5)]), status(quotas=[quota(7, 3.5)])])
     (one,) = told["quotas"]
     assert one == {**quota(12, 3.5), "under_way_tokens": 2, "quota_tokens": 200}
     (one,) = sums.together([status(quotas=[quota(5, None)])])["quotas"]

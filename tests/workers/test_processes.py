@@ -86,7 +86,8 @@ async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_
             assert code == 200
             assert b"[DONE]" in body
         assert await ending == 0
-    assert {line["worker"] for line in running.log if line["event"] == "drained"} == {0, 1}
+    for event in ("drained", "request", "listening"):
+        assert {line["worker"] for line in running.log if line["event"] == event} == {0, 1}
     written = [
         [json.loads(line)["id"] for line in path.read_text().splitlines()]
         for path in (tmp_path / "records.w0.jsonl", tmp_path / "records.w1.jsonl")

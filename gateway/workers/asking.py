@@ -61,11 +61,12 @@ class Asking:
         )
 
     def stream(
-        self, number: int, path: str, headers: dict[str, str]
+        self, number: int, method: str, path: str, headers: dict[str, str]
     ) -> aiohttp.client._RequestContextManager:
-        """A GET whose answer is passed on as it comes, however long that takes."""
+        """A GET or HEAD whose answer is passed on as it comes, however long that takes."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S)
-        return self._of[number].get(f"http://worker{path}", headers=headers, timeout=timeout)
+        url = f"http://worker{path}"
+        return self._of[number].request(method, url, headers=headers, timeout=timeout)
 
     async def _one(self, number: int, path: str, *, post: bool, within_s: float) -> Said:
         timeout = aiohttp.ClientTimeout(total=within_s)

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from gateway.observe.metrics import CONTENT_TYPE
 from gateway.page.guard import own_site_only
+from gateway.tasks import spawn
 from gateway.version import VERSION
 from gateway.workers import exposition, sums
 from gateway.workers.asking import NO_ANSWER, RELOAD_S
@@ -103,14 +104,22 @@ class Front:
         body = exposition.merged(texts) + own
         return web.Response(body=body.encode(), headers={"content-type": CONTENT_TYPE})
 
+    # What was begun is brought to its end, also where whoever asked for it has hung up.
+
     async def _drain(self, _: web.Request) -> web.Response:
+        return await asyncio.shield(spawn(self._drain_all(), "drain all"))
+
+    async def _read_again(self, _: web.Request) -> web.Response:
+        return await asyncio.shield(spawn(self._reload_all(), "reload all"))
+
+    async def _drain_all(self) -> web.Response:
         self._crew.drain()  # whoever is started from here on would take work
         said = await self._all("/drain", post=True)
         answers = [_answer(one) for one in said]
         running = sum(int(one.get("running", 0)) for one in answers)
         return web.json_response({"state": "draining", "running": running, "workers": answers})
 
-    async def _read_again(self, _: web.Request) -> web.Response:
+    async def _reload_all(self) -> web.Response:
         good, answer = await self._reload.now("POST /reload")
         said = await self._all("/reload", post=True, within_s=RELOAD_S)
         good = good and all(one.status == OK for one in said)
@@ -121,14 +130,16 @@ class Front:
         number = self._chosen(request)
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         try:
-            async with self._asking.stream(number, request.path_qs, headers) as answer:
+            asked = request.method, request.path_qs, headers
+            async with self._asking.stream(number, *asked) as answer:
                 response = web.StreamResponse(status=answer.status)
                 for name, value in answer.headers.items():
                     if name.lower() not in NOT_PASSED_BACK:
                         response.headers.add(name, value)
                 await response.prepare(request)
-                async for piece in answer.content.iter_any():
-                    await response.write(piece)
+                if request.method != "HEAD":
+                    async for piece in answer.content.iter_any():
+                        await response.write(piece)
                 await response.write_eof()
                 return response
         except (aiohttp.ClientConnectorError, FileNotFoundError):

@@ -60,8 +60,11 @@ class Worker:
 class Front2:
     """Two of them, and what stands before them."""
 
-    def __init__(self, crew: Crew, workers: list[Worker], url: str, asking: Asking) -> None:
-        self.crew, self.workers, self.url, self.asking = crew, workers, url, asking
+    def __init__(
+        self, crew: Crew, workers: list[Worker], url: str, asking: Asking, reload: Reload
+    ) -> None:
+        self.crew, self.workers, self.url = crew, workers, url
+        self.asking, self.reload = asking, reload
 
     async def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
         async with (
@@ -87,12 +90,13 @@ async def front(folder: Path) -> AsyncIterator[Front2]:
         return True, {"reloaded": True, "changed": ["limits.max_n"]}
 
     reload.now = good  # type: ignore[method-assign]
-    runner = web.AppRunner(Front(crew, asking, reload).app(), shutdown_timeout=0.1)
+    app = Front(crew, asking, reload).app()
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
     try:
-        yield Front2(crew, workers, f"http://127.0.0.1:{port}", asking)
+        yield Front2(crew, workers, f"http://127.0.0.1:{port}", asking, reload)
     finally:
         await asking.close()
         for one in (runner, *(worker.runner for worker in workers)):
@@ -137,6 +141,29 @@ async def test_a_reload_that_one_worker_refuses_is_told(tmp_path) -> None:
         ]
 
 
+async def test_a_reload_goes_on_where_whoever_asked_for_it_hangs_up(tmp_path) -> None:
+    async with front(tmp_path) as two:
+        for worker in two.workers:
+            worker.answers["/reload"] = (200, {"reloaded": True})
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def slow(_: str) -> tuple[bool, dict[str, Any]]:
+            begun.set()
+            await go.wait()
+            return True, {}
+
+        two.reload.now = slow  # type: ignore[method-assign]
+        asked = asyncio.ensure_future(two.ask("/reload", "POST"))
+        await begun.wait()
+        asked.cancel()
+        await asyncio.wait([asked])
+        await two.ask("/healthz")  # by now the server has seen that the other has left
+        go.set()
+        async with asyncio.timeout(5):
+            while any("POST /reload" not in worker.asked for worker in two.workers):
+                await asyncio.sleep(0.01)
+
+
 async def test_another_sites_page_may_change_nothing(tmp_path) -> None:
     async with front(tmp_path) as two:
         for path in ("/drain", "/reload"):
@@ -152,6 +179,7 @@ async def test_what_is_one_workers_is_asked_of_the_one_that_was_chosen(tmp_path)
         two.workers[1].answers["/history"] = (200, {"minutes": 3})
         assert await two.ask("/history?worker=1&minutes=3") == (200, '{"minutes": 3}')
         assert two.workers[1].asked == ["GET /history?worker=1&minutes=3"]
+        assert await two.ask("/history?worker=1", "HEAD") == (200, "")
         assert (await two.ask("/history"))[0] == 404  # as worker 0 says
         for wrong in ("2", "-1", "x", "", "%C2%B2", "9" * 30):
             status, text = await two.ask(f"/trend?worker={wrong}")

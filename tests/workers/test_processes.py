@@ -175,6 +175,16 @@ async def test_a_policy_is_read_again_by_all_and_whoever_is_started_anew(tmp_pat
         path.write_text("limits: {max_n: none}")
         code, text = await running.get("/reload", "POST")
         assert (code, json.loads(text)["reloaded"]) == (422, False)
+        path.write_text(json.dumps({**policy, "limits": {"max_n": 1}, "drain_s": 20}))
+        running.process.send_signal(signal.SIGHUP)
+
+        def causes() -> set[object]:
+            told = [line for line in running.log if line["event"] == "policy_reloaded"]
+            return {line.get("worker") for line in told if line["cause"] == "SIGHUP"}
+
+        await running.until(lambda: causes() == {None, 0, 1})
+        path.write_text("limits: {max_n: none}")
+        await running.get("/reload", "POST")
         # The file has a mistake; the policy in force has not.
         (first, _), starts = await running.pids(), "starts"
         os.kill(first, signal.SIGKILL)

@@ -7,8 +7,8 @@ stop: not ready → drain → close. Nothing else constructs these parts; nothin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -41,24 +41,23 @@ from gateway.policy.certificate import Presented
 from gateway.policy.change import change
 from gateway.policy.checks import keyed
 from gateway.policy.clients import Identify
-from gateway.policy.compile import queue_rule
+from gateway.policy.compile import client_rules, queue_rule
 from gateway.policy.source import loaded
 from gateway.policy.types import host_port, is_loopback
 from gateway.reload import Reload
-
-if sys.platform != "win32":
-    import resource
+from gateway.tasks import spawn
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
+    from pathlib import Path
 
-    from gateway.core.model import QuotaView
+    from gateway.core.model import QueueRule, QuotaView
     from gateway.gate import Lease
     from gateway.observe.record import Record
     from gateway.policy.change import Change
     from gateway.policy.clients import Secrets
     from gateway.policy.schema import Policy
     from gateway.policy.source import Loaded, Source
+    from gateway.seat import Seat
 
 KEEPALIVE_S = 75.0
 """How long an idle client connection stays open, and how long the head of a request may take: who
@@ -80,25 +79,25 @@ after that the aborts of what was cut: a process that left without them would le
 work for nobody."""
 
 
-FILES_BESIDE = 128
-"""Open files beside those of requests: listeners, polls, records, the tokenizer, the control plane."""
-
-
 class App:
     """One gate, from its policy. `start`, then `stop`, each once.
 
-    `source` is where the policy came from, to be read again; without one it stays as it is.
+    `source` is where the policy came from, to be read again; without one it stays as it is. `seat`:
+    its place among several processes on one port.
     """
 
-    def __init__(self, policy: Policy, source: Source | None = None) -> None:
+    def __init__(
+        self, policy: Policy, source: Source | None = None, seat: Seat | None = None
+    ) -> None:
         self.policy = policy
+        self.seat = seat
         self.log = structlog.get_logger("kvgate")
         named = loaded(policy) if source is None else loaded(policy, source.env)
-        callers = Callers(policy, Identify(policy, named.secrets))
+        callers = self._callers(policy, named.secrets)
         self._rules = callers.rules
         self.metrics = Metrics([one.name for one in policy.backends], list(callers.rules))
         self.records = RecordWriter(
-            policy.observe.records,
+            self._own_file(policy.observe.records),
             recent=policy.observe.recent,
             max_bytes=policy.observe.records_max_bytes,
             keep=policy.observe.records_keep,
@@ -106,13 +105,15 @@ class App:
         )
         self.journal = Journal(Straight(), self.metrics, self.records)
         # Jitter only spreads retries; nothing secret hangs on it.
-        core = Admission(queue_rule(policy), jitter=random.Random().random)  # noqa: S311
-        shared = policy.leases is not None and policy.admission == "on"
+        core = Admission(self._queue_rule(policy), jitter=random.Random().random)  # noqa: S311
+        common = policy.leases is not None or (seat is not None and seat.store is not None)
+        shared = common and policy.admission == "on"
         core.first_ceiling = NOTHING if shared else None
         self.gate = Gate(core, listener=self.journal.transition, on_abandon=self._abandoned)
         self.reaper = Reaper(self.gate.confirmed, self.gate.prolong)
-        self.deaths = Deaths(self.gate, self.reaper, self.log, policy.observe.crash_reports)
-        self.memory = Memory(policy.state, self.gate, self.log)
+        reports = self._own_folder(policy.observe.crash_reports)
+        self.deaths = Deaths(self.gate, self.reaper, self.log, reports)
+        self.memory = Memory(self._own_file(policy.state), self.gate, self.log)
         self.fleet = Fleet(
             policy,
             _readable(named.secrets),
@@ -145,8 +146,8 @@ class App:
             self.lookout.take,
             log=self.log,
             interval_s=policy.observe.collect_every_s,
-            folder=policy.observe.collect,
-            max_bytes=policy.observe.collect_max_bytes,
+            folder=self._own_folder(policy.observe.collect),
+            max_bytes=self._part(policy.observe.collect_max_bytes),
             local=local_server(self.fleet),
         )
         self.traces = Traces(policy.observe.otlp, self.log, self._url_of)
@@ -163,9 +164,11 @@ class App:
             quotas=self.quotas,
             shadow=policy.admission == "shadow",
             leases=self.leases,
+            seat=seat,
         )
         self._tls = None if named.tls is None else Presented(named.tls)
         self._runners: list[web.BaseRunner] = []
+        self._late: asyncio.Task[None] | None = None
         self.listen_url = ""
         self.control_url = ""
 
@@ -174,7 +177,6 @@ class App:
         self.metrics.set_view(self.gate.view)
         self.metrics.set_engines(self.fleet.engines)
         self.metrics.set_quotas(self.quotas)
-        _enough_files(self.policy.queue.max_requests, self.log)
         log = ClientsApart()
         server = Face(
             self.data.handle,
@@ -194,14 +196,13 @@ class App:
             shutdown_timeout=CUT_S,
             logger=log,
         )
-        for runner, address in ((data, self.policy.listen), (control, self.policy.control)):
+        for runner in (data, control):
             self._runners.append(runner)
             await runner.setup()
-            host, port = host_port(address)
-            tls = self._tls.listening if runner is data and self._tls is not None else None
-            await web.TCPSite(runner, host, port, backlog=1024, ssl_context=tls).start()
-        self.listen_url = _url(data, "http" if self._tls is None else "https")
-        self.control_url = _url(control, "http")
+        patience_s = 0.0 if self.seat is None else self.seat.patience_s
+        if not patience_s:
+            await self._listen(data)
+        await self._listen_to_control(control)
         await self.memory.start(self.fleet)
         self.fleet.start()
         if self.leases is not None:
@@ -209,6 +210,28 @@ class App:
         self.collector.start()
         self.traces.start()
         self.reload.start()
+        if patience_s:
+            self._late = spawn(self._listen_late(data, patience_s), "listen late")
+        else:
+            self._say_listening()
+
+    async def _listen(self, data: web.ServerRunner) -> None:
+        shared = self.seat is not None
+        host, port = host_port(self.policy.listen) if self.seat is None else self.seat.listen
+        tls = None if self._tls is None else self._tls.listening
+        await web.TCPSite(
+            data, host, port, backlog=1024, ssl_context=tls, reuse_port=shared or None
+        ).start()
+        self.listen_url = _url(data, "http" if tls is None else "https")
+
+    async def _listen_late(self, data: web.ServerRunner, patience_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self.fleet.open.wait()
+        await self._listen(data)
+        self._say_listening()
+
+    def _say_listening(self) -> None:
         self.log.info(
             "listening",
             listen=self.listen_url,
@@ -217,6 +240,15 @@ class App:
         )
         if not keyed(self.policy.clients):
             self._tell_it_is_open()
+
+    async def _listen_to_control(self, control: web.AppRunner) -> None:
+        if self.seat is not None:
+            await web.UnixSite(control, str(self.seat.control)).start()
+            self.control_url = f"unix:{self.seat.control}"
+            return
+        host, port = host_port(self.policy.control)
+        await web.TCPSite(control, host, port, backlog=1024).start()
+        self.control_url = _url(control, "http")
 
     async def stop(self) -> drain.Drained:
         """Drain, then close everything."""
@@ -229,6 +261,9 @@ class App:
         """Close everything, whatever of it was opened."""
         await self.reload.stop()
         await self.draining.close()
+        if self._late is not None:
+            self._late.cancel()
+            await asyncio.wait([self._late])
         for runner in self._runners:
             await runner.cleanup()
         await self.reaper.stop(CUT_S)
@@ -264,14 +299,14 @@ class App:
         where = "policy" if self.reload.file is None else str(self.reload.file)
         change_ = change(self.policy, wanted.policy, where, self.fleet.leaving)
         policy = change_.policy
-        callers = Callers(policy, Identify(policy, wanted.secrets))
+        callers = self._callers(policy, wanted.secrets)
         # From here on nothing can fail and nothing awaits: no request meets half of it.
         if policy.observe.log_level != self.policy.observe.log_level:
             configure(policy.observe.log_level)
         if keyed(self.policy.clients) and not keyed(policy.clients):
             self._tell_it_is_open()
         self.policy = policy
-        self.gate.rule(queue_rule(policy))
+        self.gate.rule(self._queue_rule(policy))
         self.data.adopt(policy, callers)
         self._rules = callers.rules
         self.draining.limit_s = policy.drain_s
@@ -285,11 +320,38 @@ class App:
 
     def _shares(self, policy: Policy, secrets: Secrets) -> Leases | None:
         """Raises StoreError where what they need is not installed."""
+        seat = self.seat
         if (of := policy.leases) is None:
-            return None
+            if seat is None or seat.store is None:
+                return None
+            return Leases(
+                seat.store,
+                seat.ttl_s,
+                gate=self.gate,
+                fleet=self.fleet,
+                log=self.log,
+                me=seat.replica,
+            )
         password = None if secrets.leases is None else secrets.leases.get_secret_value()
         store = RedisStore(of.url, password=password, prefix=of.prefix)
         return Leases(store, of.ttl_s, gate=self.gate, fleet=self.fleet, log=self.log)
+
+    # ---- of several processes, what is this one's ------------------------------------------------
+
+    def _callers(self, policy: Policy, secrets: Secrets) -> Callers:
+        return Callers(policy, Identify(policy, secrets), client_rules(policy, self._part))
+
+    def _queue_rule(self, policy: Policy) -> QueueRule:
+        return queue_rule(policy, self._part)
+
+    def _part(self, whole: int) -> int:
+        return whole if self.seat is None else self.seat.part(whole)
+
+    def _own_file(self, path: Path | None) -> Path | None:
+        return path if self.seat is None else self.seat.file(path)
+
+    def _own_folder(self, path: Path | None) -> Path | None:
+        return path if self.seat is None else self.seat.folder(path)
 
     def _abandoned(self, lease: Lease) -> None:
         self.reaper.bury(lease)
@@ -298,28 +360,6 @@ class App:
 def _readable(secrets: Secrets) -> dict[str, str]:
     """The servers' keys, as they are sent."""
     return {name: key.get_secret_value() for name, key in secrets.backend_keys.items()}
-
-
-def _enough_files(waiting: int, log: FilteringBoundLogger) -> None:
-    """Raise the limit of open files to what the system allows, and say so if it is too low.
-
-    A waiting request has one connection, a running one two; as many may run as wait.
-    """
-    if sys.platform == "win32":
-        return
-    needed = 3 * waiting + FILES_BESIDE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = float("inf") if hard == resource.RLIM_INFINITY else hard
-    if soft not in {hard, resource.RLIM_INFINITY} and soft < needed:
-        soft = needed if needed <= most else hard
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        log.warning(
-            "few_open_files",
-            limit=soft,
-            needed=needed,
-            reason="with a full queue connections will be refused; raise it: ulimit -n",
-        )
 
 
 def _url(runner: web.BaseRunner, scheme: str) -> str:

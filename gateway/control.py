@@ -17,6 +17,7 @@ from aiohttp import web
 from gateway.observe.minutes import DAY
 from gateway.page.events import Events
 from gateway.page.files import Files
+from gateway.page.guard import own_site_only
 from gateway.page.now import now
 from gateway.page.trend import Trend
 from gateway.tasks import spawn
@@ -24,8 +25,6 @@ from gateway.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-
-    from aiohttp.typedefs import Handler
 
     from gateway.core.model import PoolView, QuotaView, View
     from gateway.drain import Drain
@@ -36,15 +35,13 @@ if TYPE_CHECKING:
     from gateway.observe.collector import Collector
     from gateway.observe.journal import Journal
     from gateway.reload import Reload
+    from gateway.seat import Seat
 
 SERVICE_UNAVAILABLE = 503
 UNPROCESSABLE = 422
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 """What a script may come to by a sum: larger than all minutes there are is well meant, too."""
-
-OWN_SITE = frozenset({"same-origin", "none"})
-"""`sec-fetch-site` of this page and of an address typed in; scripts like curl send none at all."""
 
 
 class ControlPlane:
@@ -64,6 +61,7 @@ class ControlPlane:
         quotas: Callable[[], list[QuotaView]],
         shadow: bool,
         leases: Leases | None = None,
+        seat: Seat | None = None,
     ) -> None:
         """`shadow`: whether the policy says `admission: shadow`."""
         self._gate = gate
@@ -76,13 +74,14 @@ class ControlPlane:
         self._quotas = quotas
         self._shadow = shadow
         self._leases = leases
+        self._seat = seat
         self._trend = Trend(gate, journal.recent)
         self._files = Files()
         self._events = Events(self._event)
 
     def app(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(middlewares=[_own_site_only])
+        app = web.Application(middlewares=[own_site_only])
         app.router.add_get("/", self._files.index)
         app.router.add_get("/page/{name}", self._files.beside)
         app.router.add_get("/events", self._events.handle)
@@ -141,6 +140,7 @@ class ControlPlane:
             "verdict": self._collector.verdict(),
             "policy": self._reload.status(),
             **({"shadow": self._journal.shadow.to_dict()} if self._shadow else {}),
+            **({} if self._seat is None else {"worker": self._seat.to_dict()}),
         }
 
     @property
@@ -239,22 +239,13 @@ class ControlPlane:
             return web.Response(text="ready\n")
         return web.Response(status=SERVICE_UNAVAILABLE, text=f"{self.state}\n")
 
-    async def _drain(self, _: web.Request) -> web.Response:
-        self._draining.begin()
+    async def _drain(self, _request: web.Request) -> web.Response:
+        _ = self._draining.begin()
         return web.json_response({"state": "draining", "running": self._gate.holding})
 
     async def _read_again(self, _: web.Request) -> web.Response:
         good, answer = await self._reload.now("POST /reload")
         return web.json_response(answer, status=200 if good else UNPROCESSABLE)
-
-
-@web.middleware
-async def _own_site_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what changes something where another site's page sent it (Fetch Metadata)."""
-    asked_by = request.headers.get("sec-fetch-site", "none")
-    if request.method not in {"GET", "HEAD"} and asked_by not in OWN_SITE:
-        raise web.HTTPForbidden(text="another site's page may not do this\n")
-    return await handler(request)
 
 
 def _quota(one: QuotaView) -> dict[str, Any]:

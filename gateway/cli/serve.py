@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.lease.store import StoreError
 from gateway.observe.log import configure
 from gateway.policy.problems import PolicyError
 from gateway.policy.source import Source
-from gateway.tasks import spawn
 
 if TYPE_CHECKING:
     from gateway.app import App
@@ -28,11 +24,6 @@ else:
     import uvloop
 
     _run = uvloop.run
-
-
-YOUNG = 5_000
-"""New objects before the collector looks at them (Python's own 700 is for small programs): a request
-that waits has a hundred, and looking at those again and again frees nothing."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,23 +37,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--listen", metavar="HOST:PORT", help="data plane (default 127.0.0.1:8080)")
     p.add_argument("--control", metavar="HOST:PORT", help="control plane (default 127.0.0.1:8081)")
     p.add_argument("--tokenizer", metavar="DIR", help="directory with tokenizer.json")
+    p.add_argument("--workers", type=int, metavar="N", help="processes on the one port (default 1)")
     return p
-
-
-async def _tell_when_ready(app: App) -> None:
-    """The one line on stdout: from here on a request is served, not refused for want of a server."""
-    await app.fleet.open.wait()
-    # What is here now stays: looking through it for garbage stopped the loop for 0.1-0.2 s at a time.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG)
-    print(f"kvgate ready on {app.listen_url}, control on {app.control_url}", flush=True)  # noqa: T201
 
 
 def run(argv: list[str]) -> int:
     """Serve until told to stop."""
     args = parser().parse_args(argv)
-    source = Source(args.policy, tuple(args.backend), args.listen, args.control, args.tokenizer)
+    source = Source(
+        args.policy, tuple(args.backend), args.listen, args.control, args.tokenizer, args.workers
+    )
     try:
         policy = source.load()
     except PolicyError as error:
@@ -70,33 +54,16 @@ def run(argv: list[str]) -> int:
         return 2
     configure(policy.observe.log_level)
     # Only here: a bad policy is told before anything is loaded.
+    if policy.workers > 1:
+        from gateway.workers.supervisor import supervise  # noqa: PLC0415
+
+        return _run(supervise(policy, source))
     from gateway.app import App  # noqa: PLC0415
+    from gateway.process import serve  # noqa: PLC0415
 
-    async def serve() -> int:
-        try:
-            app = App(policy, source)
-        except StoreError as error:
-            print(f"kvgate: {error}", file=sys.stderr)  # noqa: T201
-            return 2
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, stop.set)
-        loop.add_signal_handler(
-            signal.SIGHUP, lambda: spawn(app.reload.now("SIGHUP"), "reload on SIGHUP")
-        )
-        try:
-            await app.start()
-        except OSError as error:
-            why = error.strerror or error
-            remedy = "end what listens there, or choose others with --listen and --control"
-            print(f"kvgate: cannot listen: {why}; {remedy}", file=sys.stderr)  # noqa: T201
-            await app.close()  # one of the two may be open, and uvloop would wait for it
-            return 2
-        told = spawn(_tell_when_ready(app), "tell when ready")
-        await stop.wait()
-        told.cancel()
-        drained = await app.stop()
-        return 1 if drained.cut else 0
+    return _run(serve(lambda: App(policy, source), ready=_tell))
 
-    return _run(serve())
+
+def _tell(app: App) -> None:
+    """The one line on stdout."""
+    print(f"kvgate ready on {app.listen_url}, control on {app.control_url}", flush=True)  # noqa: T201

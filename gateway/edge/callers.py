@@ -12,7 +12,6 @@ from gateway.edge.dialects.guard import untagged
 from gateway.gate import Shed
 from gateway.policy import routing
 from gateway.policy.clients import Unauthorized
-from gateway.policy.compile import client_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +31,8 @@ T = TypeVar("T")
 class Callers:
     """See the module. Refusals are raised as `Shed`."""
 
-    def __init__(self, policy: Policy, identify: Identify) -> None:
-        self.rules = client_rules(policy)
+    def __init__(self, policy: Policy, identify: Identify, rules: dict[str, ClientRule]) -> None:
+        self.rules = rules
         self._identify = identify
         self._aliases = policy.models
         self._rules = policy.routes

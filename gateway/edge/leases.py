@@ -83,9 +83,17 @@ class Leases:
     """Of all pools of a fleet. `start`, then `stop`, each once."""
 
     def __init__(
-        self, store: Store, ttl_s: float, *, gate: Gate, fleet: Fleet, log: FilteringBoundLogger
+        self,
+        store: Store,
+        ttl_s: float,
+        *,
+        gate: Gate,
+        fleet: Fleet,
+        log: FilteringBoundLogger,
+        me: str | None = None,
     ) -> None:
-        self.me = secrets.token_hex(6)  # of this life: another start is another replica
+        """`me`: the name of this life, never used by another in this store; by default a new one."""
+        self.me = secrets.token_hex(6) if me is None else me
         self._store = store
         self._ttl_s = ttl_s
         self._gate = gate

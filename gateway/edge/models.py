@@ -68,8 +68,8 @@ def _served(ready: list[Backend]) -> dict[str, int]:
     return models
 
 
-_HOW = {"connecting": "has not been reached yet", "stalled": "answers, but does not move"}
-"""States that a client would not understand."""
+_HOW = {"connecting": "is connecting: it has not been reached so far"}
+"""A state that sounds as if it were about to be over."""
 
 
 def nobody(backends: Iterable[Backend]) -> Refusal:

@@ -102,6 +102,7 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        _with_always,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         frames_only,
@@ -128,6 +129,21 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(max(threshold, logging.WARNING))
+
+
+def always(**facts: object) -> None:
+    """What every line of this process says from now on: which one of several it is."""
+    _always.update(facts)
+
+
+_always: dict[str, object] = {}
+
+
+def _with_always(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    event.update(_always)
+    return event
 
 
 def request_line(log: Teller, record: Record) -> None:
@@ -180,7 +196,7 @@ class _Lines:
         if _LEVEL[level] < self._threshold:
             return
         at = datetime.now(UTC).isoformat()
-        facts |= {"event": event, "level": level, "timestamp": at[: -len("+00:00")] + "Z"}
+        facts |= _always | {"event": event, "level": level, "timestamp": at[: -len("+00:00")] + "Z"}
         self._target.write(_json(redact(None, level, facts)) + "\n")
         self._target.flush()
 

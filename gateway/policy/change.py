@@ -27,6 +27,7 @@ FIXED = {
     "admission": "requests that went through uncounted would run beside a full pool",
     "state": "the file is being kept",
     "leases": "what is granted now was granted by them",
+    "workers": "the processes are running",
 }
 """Fields of the policy that hold until the gate is started again, each with its reason."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -79,21 +80,33 @@ class PoolFacts:
     radix_disabled: bool = False
 
 
-def client_rules(policy: Policy) -> dict[str, ClientRule]:
-    """The rule of each client by name. `anyone` is there exactly if unknown callers may come in."""
+Part = Callable[[int], int]
+"""Which part of a bound is this gate's, see `seat`."""
+
+
+def _all_of_it(bound: int) -> int:
+    return bound
+
+
+def client_rules(policy: Policy, part: Part = _all_of_it) -> dict[str, ClientRule]:
+    """The rule of each client by name. `anyone` is there exactly if unknown callers may come in.
+
+    How many run and wait is divided. What a request is refused for is not (`max_held_tokens` at the
+    door, a quota in its window): a client whose only connection is here would be refused too early.
+    """
     if not policy.clients:
         return {ANYONE: ClientRule(ANYONE)}
-    return {client.name: _client_rule(client) for client in policy.clients}
+    return {client.name: _client_rule(client, part) for client in policy.clients}
 
 
-def _client_rule(client: Client) -> ClientRule:
+def _client_rule(client: Client, part: Part) -> ClientRule:
     quota = client.quota
     return ClientRule(
         name=client.name,
         weight=client.weight,
-        max_inflight=client.max_inflight,
+        max_inflight=None if client.max_inflight is None else part(client.max_inflight),
         max_held_tokens=client.max_held_tokens,
-        max_waiting=client.max_waiting,
+        max_waiting=None if client.max_waiting is None else part(client.max_waiting),
         priority=client.priority,
         default_output=client.default_output_tokens,
         max_output=client.max_output_tokens,
@@ -101,13 +114,14 @@ def _client_rule(client: Client) -> ClientRule:
     )
 
 
-def queue_rule(policy: Policy) -> QueueRule:
-    """The queue's bounds."""
+def queue_rule(policy: Policy, part: Part = _all_of_it) -> QueueRule:
+    """The queue's bounds. However small a part is, one body of the largest size may wait in it."""
     queue = policy.queue
+    least = min(policy.limits.body_bytes, queue.max_bytes)
     return QueueRule(
-        max_requests=queue.max_requests,
-        max_tokens=queue.max_tokens,
-        max_bytes=queue.max_bytes,
+        max_requests=part(queue.max_requests),
+        max_tokens=part(queue.max_tokens),
+        max_bytes=max(part(queue.max_bytes), least),
         max_wait_s=queue.max_wait_s,
     )
 

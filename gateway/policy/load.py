@@ -39,6 +39,7 @@ def load_policy(
     listen: str | None = None,
     control: str | None = None,
     tokenizer: Path | str | None = None,
+    workers: int | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Policy:
     """The policy of one start of the gate.
@@ -46,8 +47,8 @@ def load_policy(
     `path` is the policy file (else KVGATE_POLICY, else none); `backends` are the URLs of
     `--backend`. They replace the file's list, but a URL that the file lists too keeps the settings
     it has there. `listen` and `control` win over KVGATE_LISTEN and KVGATE_CONTROL, those over the
-    file; KVGATE_LOG sets the log level. `tokenizer` serves every backend. Options are relative to
-    the working directory, paths in the file to the file.
+    file; KVGATE_LOG sets the log level. `tokenizer` serves every backend, `workers` wins over the
+    file. Options are relative to the working directory, paths in the file to the file.
 
     Raises PolicyError with every mistake; its text is ready to be printed before exit code 2.
     """
@@ -60,6 +61,7 @@ def load_policy(
     sources.put(("observe", "log_level"), env.get("KVGATE_LOG", "").lower(), "KVGATE_LOG")
     sources.put(("listen",), listen, "--listen")
     sources.put(("control",), control, "--control")
+    sources.put(("workers",), workers, "--workers")
     if tokenizer is not None:
         sources.tokenizer(str(Path(tokenizer).absolute()))
     policy, found = _validate(sources, env)
@@ -119,9 +121,9 @@ class _Sources:
     def _find(self, wrong: str, remedy: str) -> None:
         self.findings.append(Finding((), ABSENT, wrong, remedy))
 
-    def put(self, loc: Loc, value: str | None, source: str) -> None:
+    def put(self, loc: Loc, value: str | int | None, source: str) -> None:
         """Overlay one value; an empty environment variable counts as unset."""
-        if not value:
+        if value is None or value == "":
             return
         target = self.data
         for part in loc[:-1]:

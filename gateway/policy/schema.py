@@ -324,6 +324,11 @@ class Policy(Section):
     would have become of each. Default on: it is what the gate is for. Off is for the day somebody
     suspects the gate, shadow for the days before it is trusted."""
 
+    workers: int = Field(default=1, ge=1, le=64)
+    """Processes that serve the one port, sharing the servers as several gates do (see docs/scale.md). Default
+    1: one process decides with everything before it; more, at most one a core, where that one's core
+    is busy. --workers overrides. At most 64: each has the servers' counts and a tokenizer of its own."""
+
     listen: Address = "127.0.0.1:8080"
     """HOST:PORT of the data plane. Default loopback: without keys an open port gives the server to
     everybody on the network. KVGATE_LISTEN and --listen override."""

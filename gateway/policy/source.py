@@ -46,6 +46,7 @@ class Source:
     listen: str | None = None
     control: str | None = None
     tokenizer: Path | None = None
+    workers: int | None = None
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def load(self) -> Policy:
@@ -56,6 +57,7 @@ class Source:
             listen=self.listen,
             control=self.control,
             tokenizer=self.tokenizer,
+            workers=self.workers,
             env=self.env,
         )
 

@@ -26,7 +26,7 @@ from tests.bench.processes import Processes, answers, free_port
 from tests.bench.report import Rounds, machine, row, table
 from tests.bench.waiting import enough_files, waiting
 
-CONNECTIONS = 16
+CONNECTIONS, STREAMS = 16, 64
 SETTLE_S = 5.0
 """After a target answers: workers that are found in the background, calibrations."""
 POOL = 1200
@@ -43,6 +43,7 @@ def options() -> argparse.Namespace:
     p.add_argument(
         "--waiting", type=int, default=10_000, help="requests that wait; 0: not measured"
     )
+    p.add_argument("--streams", type=int, default=STREAMS, help="open at once")
     p.add_argument("--fresh", action="store_true", help="nothing of a prompt was sent before")
     p.add_argument(
         "--also",
@@ -115,7 +116,7 @@ class Bench:
                     await load(
                         **at,
                         message=long,
-                        connections=one.target.streams,
+                        connections=min(self._args.streams, one.target.most_streams),
                         seconds=seconds,
                         probe=one.target.alive,
                     )
@@ -156,7 +157,7 @@ def main() -> None:
         "not_measured": bench.missing,
     }
     args.json.write_text(json.dumps({"rows": rows, **told}, indent=1) + "\n")
-    print(table(rows, bench.missing))
+    print(table(rows, bench.missing, args.streams))
     print(json.dumps(told))
 
 

@@ -16,10 +16,10 @@ COLUMNS = {
     "cpu_us_per_request": "CPU µs a request",
     "cpu_us_per_chunk": "CPU µs a chunk",
     "rps": "requests/s, 16 connections",
-    "chunks_per_s": "chunks/s, 64 streams",
+    "chunks_per_s": "chunks/s, {streams} streams",
     "added_p50_ms": "added p50 ms, one connection",
     "added_p99_ms": "added p99 ms",
-    "loop_lag_p99_ms": "p99 ms to an empty page beside 64 streams",
+    "loop_lag_p99_ms": "p99 ms to an empty page beside {streams} streams",
     "waiting_kb": "KB in memory per waiting request",
 }
 
@@ -67,7 +67,7 @@ def row(name: str, version: str, rounds: Rounds, direct: Rounds) -> dict[str, An
     return made
 
 
-def table(rows: list[dict[str, Any]], missing: dict[str, str]) -> str:
+def table(rows: list[dict[str, Any]], missing: dict[str, str], streams: int) -> str:
     """In markdown; a column for each target."""
     heads = [f"{one['target']} {one['version']}".strip() for one in rows]
     lines = [
@@ -76,7 +76,7 @@ def table(rows: list[dict[str, Any]], missing: dict[str, str]) -> str:
     ]
     for key, words in COLUMNS.items():
         cells = ("–" if one[key] is None else f"{one[key]:g}" for one in rows)
-        lines.append(f"| {words} | {' | '.join(cells)} |")
+        lines.append(f"| {words.format(streams=streams)} | {' | '.join(cells)} |")
     lines += [f"\n{name} was not measured: {why}." for name, why in missing.items()]
     return "\n".join(lines)
 

@@ -38,7 +38,7 @@ class Rival:
     launch: Callable[[int, int, str, Path], list[str]]
     most_waiting: int = 10_000
     """Requests it is given at once in the measurement of memory."""
-    streams: int = 64
+    most_streams: int = 10_000
 
     @property
     def bin(self) -> Path:
@@ -90,7 +90,7 @@ RIVALS = (
         "1.108.7",
         "/health/liveliness",
         _litellm,
-        streams=8,
+        most_streams=8,
         most_waiting=500,  # ten milliseconds of processor time each
     ),
 )

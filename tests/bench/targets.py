@@ -33,7 +33,7 @@ class Target:
     argv: Callable[[int, int, str, Path], list[str]]
     cwd: str | None = None
     most_waiting: int = 10_000
-    streams: int = 64
+    most_streams: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Running:
     pid: int
 
 
-def gate(name: str, version: str, cwd: str | None) -> Target:
+def gate(name: str, version: str, cwd: str | None, workers: int = 1) -> Target:
     """kvgate as it is in the checkout at `cwd` (None: this one)."""
 
     def argv(port: int, other: int, upstream: str, scratch: Path) -> list[str]:
@@ -56,6 +56,8 @@ def gate(name: str, version: str, cwd: str | None) -> Target:
             # A queue that takes them all: what is asked here is what waiting costs.
             "queue: {max_requests: 20000, max_tokens: 100000000, max_wait_s: 3600}\n"
             f"observe: {{records: '{scratch / 'records.jsonl'}'}}\n"
+            # A checkout of before may not know the word.
+            + (f"workers: {workers}\n" if workers > 1 else "")
         )
         return [sys.executable, "-m", "gateway.cli", "serve", str(policy)]
 
@@ -76,7 +78,11 @@ def plain() -> Target:
 
 def all_targets(also: dict[str, str]) -> tuple[list[Target], dict[str, str]]:
     """Everything that can be measured here; and why the rest is not, by name."""
-    targets = [gate("kvgate", VERSION, None), plain()]
+    targets = [
+        gate("kvgate", VERSION, None),
+        gate("kvgate of 2 workers", VERSION, None, 2),
+        plain(),
+    ]
     targets += [gate(name, "", folder) for name, folder in also.items()]
     missing = {}
     for rival in RIVALS:
@@ -88,7 +94,7 @@ def all_targets(also: dict[str, str]) -> tuple[list[Target], dict[str, str]]:
                     rival.alive,
                     rival.argv,
                     most_waiting=rival.most_waiting,
-                    streams=rival.streams,
+                    most_streams=rival.most_streams,
                 )
             )
         else:

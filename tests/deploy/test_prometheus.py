@@ -9,6 +9,8 @@ import pytest
 from gateway.core.model import LedgerView, PoolId, PoolLimits, PoolView, View
 from gateway.observe.metrics import Metrics
 from gateway.observe.view import EngineView
+from gateway.workers import front
+from gateway.workers.crew import Hand
 from tests.deploy import parts
 from tests.deploy.parts import CONTROL_PORT, DEPLOY
 
@@ -23,6 +25,7 @@ def names():
     metrics.set_view(lambda: View(pools=(pool,)))
     metrics.set_engines(lambda: [EngineView("gpu0", drift={0: 0})])
     text = metrics.render()[0].decode()
+    text += front.own_metrics([Hand(0)])  # of several processes
     return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) | set(
         re.findall(r"^(kvgate_\w+)", text, re.MULTILINE)
     )

@@ -14,7 +14,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from yarl import URL
 
-from gateway import app
+from gateway import process
 from gateway.edge import face
 from gateway.observe.log import configure
 from gateway.version import VERSION
@@ -245,8 +245,8 @@ async def test_what_a_client_says_stays_out_of_every_record(start, tmp_path, cap
 def test_few_open_files_are_raised_or_said(monkeypatch, limits, then, warned) -> None:
     """Class E: past its capacity a relay does not fall over its own file descriptors unsaid."""
     set_to, said = [], []
-    monkeypatch.setattr(app.resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(app.resource, "setrlimit", lambda _, to: set_to.append(to))
-    app._enough_files(256, SimpleNamespace(warning=lambda event, **facts: said.append(event)))
+    monkeypatch.setattr(process.resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(process.resource, "setrlimit", lambda _, to: set_to.append(to))
+    process.enough_files(256, SimpleNamespace(warning=lambda event, **facts: said.append(event)))
     assert set_to == ([then] if then else [])
     assert said == (["few_open_files"] if warned else [])

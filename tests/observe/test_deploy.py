@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.model import Code, Outcome, Release
 from gateway.observe.metrics import UPSTREAM_CODES
 from gateway.observe.record import PHASES, VERDICTS, Source
 from gateway.observe.view import EngineView
+from gateway.workers import exposition, front
+from gateway.workers.crew import Hand
 
 from .made_up import finished, refused, view
 from .test_metrics import BACKENDS, every_transition, metrics
@@ -75,9 +79,11 @@ def families() -> dict[str, Any]:
 
 
 def labels() -> dict[str, set[str]]:
-    """By name of a sample: the labels it has."""
+    """By name of a sample: the labels it has, those of several workers among them."""
+    one = generate_latest(everything().registry).decode()
+    text = exposition.merged([(0, one)]) + front.own_metrics([Hand(0)])
     found: dict[str, set[str]] = {}
-    for family in families().values():
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found

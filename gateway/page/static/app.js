@@ -16,6 +16,14 @@ let status = null;
 let history = null;
 let heard = 0;
 
+/* Of several processes the one that was asked for; its numbers come from where the page did. */
+const worker = new URLSearchParams(window.location.search).get("worker");
+
+function mine(path) {
+  if (worker === null) return path;
+  return `${path}${path.includes("?") ? "&" : "?"}worker=${encodeURIComponent(worker)}`;
+}
+
 /* ---- showing ---- */
 
 function show() {
@@ -107,7 +115,7 @@ function take(event) {
 }
 
 async function json(path) {
-  const answer = await fetch(path, { cache: "no-store" });
+  const answer = await fetch(mine(path), { cache: "no-store" });
   return answer.ok ? answer.json() : null;
 }
 
@@ -125,7 +133,7 @@ async function fetchHistory() {
 
 function listen() {
   source?.close();
-  const opened = new EventSource("events");
+  const opened = new EventSource(mine("events"));
   opened.addEventListener("message", take);
   opened.addEventListener("error", () => {
     const refused = opened.readyState === EventSource.CLOSED; // as many pages are open as may be
@@ -151,7 +159,7 @@ for (const link of document.querySelectorAll("[data-lang]")) {
   link.addEventListener("click", (event) => {
     event.preventDefault();
     choose(link.dataset.lang);
-    window.history.replaceState(null, "", `?lang=${link.dataset.lang}`);
+    window.history.replaceState(null, "", mine(`?lang=${link.dataset.lang}`));
     words();
   });
 }

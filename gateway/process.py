@@ -1,0 +1,111 @@
+"""A gate as a process: its signals, its open files, its start, its end and its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from gateway.lease.store import StoreError
+from gateway.tasks import spawn
+
+if sys.platform != "win32":
+    import resource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from structlog.typing import FilteringBoundLogger
+
+    from gateway.app import App
+
+REFUSED = 2
+"""The exit code of a gate that cannot start as it is told to."""
+
+CUT = 1
+"""... of one that had to cut requests when it stopped."""
+
+YOUNG = 5_000
+"""New objects before the collector looks at them (Python's own 700 is for small programs): a request
+that waits has a hundred, and looking at those again and again frees nothing."""
+
+
+FILES_BESIDE = 128
+"""Open files beside those of requests: listeners, polls, records, the tokenizer, the control plane."""
+
+
+async def serve(
+    make: Callable[[], App],
+    *,
+    ready: Callable[[App], None],
+    listening: Callable[[App, asyncio.Event], None] | None = None,
+) -> int:
+    """Run the gate that `make` makes until SIGTERM or SIGINT; its exit code. `listening` is called
+    when it listens, with the event that stops it, `ready` once a server takes work."""
+    try:
+        app = make()
+    except StoreError as error:
+        print(f"kvgate: {error}", file=sys.stderr)  # noqa: T201
+        return REFUSED
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, stop.set)
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: spawn(app.reload.now("SIGHUP"), "reload on SIGHUP")
+    )
+    enough_files(app.policy.queue.max_requests, app.log)
+    try:
+        await app.start()
+    except OSError as error:
+        print(cannot_listen(error), file=sys.stderr)  # noqa: T201
+        await app.close()  # one of the two may be open, and uvloop would wait for it
+        return REFUSED
+    if listening is not None:
+        listening(app, stop)
+    told = spawn(_tell_when_ready(app, ready), "tell when ready")
+    await stop.wait()
+    told.cancel()
+    drained = await app.stop()
+    return CUT if drained.cut else 0
+
+
+def cannot_listen(error: OSError) -> str:
+    """Why, and what to do."""
+    why = error.strerror or error
+    remedy = "end what listens there, or choose others with --listen and --control"
+    return f"kvgate: cannot listen: {why}; {remedy}"
+
+
+def enough_files(waiting: int, log: FilteringBoundLogger) -> None:
+    """Raise the limit of open files to what the system allows, and say so if it is too low.
+
+    A waiting request has one connection, a running one two; as many may run as wait.
+    """
+    if sys.platform == "win32":
+        return
+    needed = 3 * waiting + FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = float("inf") if hard == resource.RLIM_INFINITY else hard
+    if soft not in {hard, resource.RLIM_INFINITY} and soft < needed:
+        soft = needed if needed <= most else hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        log.warning(
+            "few_open_files",
+            limit=soft,
+            needed=needed,
+            reason="with a full queue connections will be refused; raise it: ulimit -n",
+        )
+
+
+async def _tell_when_ready(app: App, ready: Callable[[App], None]) -> None:
+    """From here on a request is served, not refused for want of a server."""
+    await app.fleet.open.wait()
+    # What is here now stays: looking through it for garbage stopped the loop for 0.1-0.2 s at a time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG)
+    ready(app)

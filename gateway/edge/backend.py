@@ -245,6 +245,13 @@ class Backend:
 
     async def tokenize(self, body: dict[str, Any]) -> int:
         """The server's own count. Raises whatever an answer that is none makes it raise."""
+        return int((await self._tokenized(body))["count"])
+
+    async def token_ids(self, body: dict[str, Any]) -> object:
+        """The ids it counts, as it gave them; raises likewise."""
+        return (await self._tokenized(body))["tokens"]
+
+    async def _tokenized(self, body: dict[str, Any]) -> Any:  # noqa: ANN401 - another's JSON
         target = "/v1/tokenize" if self.engine.version >= V1_TOKENIZE_FROM else "/tokenize"
         model = self.facts.models[0] if self.facts is not None and self.facts.models else ""
         data = orjson.dumps({"model": model, **body})
@@ -255,11 +262,11 @@ class Backend:
                 answer = await reply.read_all(TOKENIZE_BYTES)
             finally:
                 reply.close()
-        return int(orjson.loads(answer)["count"])
+        return orjson.loads(answer)
 
     async def make_counter(self, facts: ServerFacts) -> None:
         """A counter for the model it serves now; the old one where that has not changed."""
-        told = (facts.version_text, facts.model_type, facts.chat_template)
+        told = (facts.version_text, facts.model_type, facts.chat_template, facts.tool_parser)
         key = (facts.tokenizer_path, *told)
         if self.counter is not None and self._counted_as == key:
             return
@@ -267,8 +274,10 @@ class Backend:
             tokenizer_dir=find_tokenizer(facts.tokenizer_path, self.policy.tokenizer),
             engine_version=facts.version_text or None,
             remote=self.tokenize,
+            remote_ids=self.token_ids,
             model_type=facts.model_type or None,
             chat_template=facts.chat_template or None,
+            tool_parser=facts.tool_parser or None,
             fast=self.policy.tokenizer_engine == "fast",
         )
         self._counted_as = key

@@ -106,7 +106,7 @@ def _shown(facts: ServerFacts) -> Body:
         "completion": facts.is_generation,
         "embedding": not facts.is_generation,
         "vision": facts.has_images,
-        "tools": facts.calls_tools,
+        "tools": bool(facts.tool_parser),
         "thinking": facts.thinks_apart,
     }
     return {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.tokens import nfc
 from gateway.tokens.anthropic import Conversion
-from gateway.tokens.calibrate import calibrate
+from gateway.tokens.calibrate import Teacher, calibrate
 from gateway.tokens.counter import Counter
 from gateway.tokens.files import Files, read_files
 from gateway.tokens.images import rules_for
@@ -28,21 +28,26 @@ async def build_counter(
     remote: Callable[[dict[str, Any]], Awaitable[int]] | None,
     model_type: str | None = None,
     chat_template: str | None = None,
+    tool_parser: str | None = None,
     conversion: Conversion | None = None,
     fast: bool = False,
+    remote_ids: Callable[[dict[str, Any]], Awaitable[object]] | None = None,
 ) -> Counter:
     """A counter for the model whose files are in `tokenizer_dir`, as `engine_version` counts.
 
-    `remote` posts a body to the server's own /v1/tokenize and returns its `count`; `model_type`
+    `remote` posts a body to the server's own /v1/tokenize and returns its `count`, `remote_ids` its
+    `tokens`, from which sentences of models without a template are learned; `model_type`
     is what the server says of it, for images (default: as in config.json); `chat_template` the
-    server's --chat-template argument; `conversion` what only its arguments tell about Anthropic
+    server's --chat-template argument, `tool_parser` its --tool-call-parser; `conversion` what only its arguments tell about Anthropic
     bodies; `fast` asks for the optional engine (see `fast`). Never raises: what is missing or
     broken becomes one of the counter's `notes`, and the next best way of counting is used. Takes
     seconds, off the loop.
     """
     files = Files(None, None, None, None, ())
     if tokenizer_dir is not None:
-        files = await asyncio.to_thread(read_files, tokenizer_dir, chat_template, fast=fast)
+        files = await asyncio.to_thread(
+            read_files, tokenizer_dir, chat_template, tool_parser, fast=fast
+        )
     await asyncio.to_thread(nfc.warm)
     media, notes = rules_for(model_type or files.model_type, files.processor), files.notes
     takes_chats = profile_for(engine_version).since >= TOKENIZES_CHATS
@@ -63,7 +68,14 @@ async def build_counter(
             toggle=files.template.thinking_argument,
             merge_inline_system=not files.template.takes_inline_system,
         )
-    found = await calibrate(files.text, files.template, profile_for(engine_version), remote)
+    if conversion is None and files.spec is not None:
+        # What their reasoning parsers switch; encoders take system messages at the head alone.
+        conversion = Conversion(toggle="thinking")
+    profile = profile_for(engine_version)
+    teacher = _teacher(files, remote_ids)
+    found = await calibrate(
+        files.text, files.template, profile, remote, spec=files.spec, teacher=teacher
+    )
     return Counter(
         local=found.local,
         remote=remote,
@@ -74,3 +86,11 @@ async def build_counter(
         remote_takes_chats=takes_chats,
         notes=(*notes, *found.notes),
     )
+
+
+def _teacher(
+    files: Files, remote_ids: Callable[[dict[str, Any]], Awaitable[object]] | None
+) -> Teacher | None:
+    if remote_ids is None or files.spelling is None:
+        return None
+    return Teacher(remote_ids, files.spelling)

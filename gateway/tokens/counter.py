@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway.tokens.bound import chat_outline, prompts_bound
+from gateway.tokens.encoders.words import NOT_LEARNED, UNASKABLE
 from gateway.tokens.images import MediaRules, media_tokens
 from gateway.tokens.meter import Correction, Meter
 from gateway.tokens.model import Accuracy, Counted, CountRefused, Kind, Method
@@ -207,6 +208,10 @@ class Counter:
                 return method, await way(request, body_bytes)
             except Unavailable as why:
                 self._fallbacks[why.reason] += 1
+                if local is not None and why.reason in (NOT_LEARNED, UNASKABLE):
+                    # Behind the server, or in its place.
+                    at = 1 if why.reason == UNASKABLE else len(ways)
+                    ways[at:] = [("estimate", Method.ESTIMATE, local.estimate)]
             except Exception:  # noqa: BLE001 - a client gets a number whatever breaks in ours
                 self._fallbacks[f"{name}_error"] += 1
         return Method.BOUND, await bounded(request, body_bytes)
@@ -252,7 +257,8 @@ async def _ask_text(remote: Callable[[dict[str, Any]], Awaitable[int]], prompt: 
     return prompt if isinstance(prompt, int) else await remote({"prompt": prompt})
 
 
-# What /v1/tokenize takes of a chat (entrypoints/openai/protocol.py, 0.5.12 and later).
+# What /v1/tokenize takes of a chat (entrypoints/openai/protocol.py, 0.5.12 and later). The last
+# three are passed on as they are, to the class that a chat itself is read into.
 _TOKENIZE_FIELDS: Final = (
     "messages",
     "tools",
@@ -260,6 +266,9 @@ _TOKENIZE_FIELDS: Final = (
     "reasoning_effort",
     "continue_final_message",
     "chat_template_kwargs",
+    "reasoning",
+    "response_format",
+    "task",
 )
 
 

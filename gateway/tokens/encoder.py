@@ -167,7 +167,17 @@ class TextCounter:
         `lead` gets a mark of all that came before the end of each piece, and the tokens up to there:
         two texts that begin alike begin with the same marks. Raises Unencodable, and OutOfTime some time after `until` (of `time.monotonic`).
         """
-        pieces, total = self._splitter.split(text)
+        pieces, tokens = self._splitter.split(text)
+        return self.count_pieces(pieces, tokens, until, lead)
+
+    def count_pieces(
+        self,
+        pieces: list[str],
+        total: int,
+        until: float = math.inf,
+        lead: list[tuple[int, int]] | None = None,
+    ) -> int:
+        """The same of `pieces` with `total` added tokens between them; whatever they spell is text."""
         cache, encode = self.cache, self._encoder.count
         mark, before = lead[-1] if lead else (0, 0)
         for number, piece in enumerate(pieces, 1):
@@ -194,9 +204,13 @@ class TextCounter:
     def segments(self, text: str) -> list[tuple[str, int]]:
         """(piece, tokens) in order, added tokens included: for people who ask where tokens go."""
         return [
-            (piece, 1 if is_added else self._encoder.count(piece))
+            (piece, 1 if is_added else self.plain(piece))
             for piece, is_added in self._splitter.parts(text)
         ]
+
+    def plain(self, text: str) -> int:
+        """Tokens of `text`, whose added tokens are text."""
+        return self._encoder.count(text)
 
 
 def load_text_counter(content: bytes, config: Mapping[str, Any]) -> tuple[TextCounter, str | None]:

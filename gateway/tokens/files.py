@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import jinja2
 
 from gateway.tokens.encoder import TextCounter, load_text_counter
+from gateway.tokens.encoders import Spec, spec_of
+from gateway.tokens.spelling import Spelling
 from gateway.tokens.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_ENCODED: Final = ("DeepseekV4", "KimiK3", "InklingForConditionalGeneration")
-"""Architectures whose chats SGLang renders in code of its own, whatever template the files hold
-(entrypoints/openai/chat_encoding.py, 0.5.23). DeepSeek V3.2 is one only where there is none."""
+_UNKNOWN: Final = ("KimiK3", "InklingForConditionalGeneration")
+"""Architectures whose chats are written by code that is not followed here, whatever template the
+files hold: Kimi K3 by the model's own, Inkling by SGLang's (chat_encoding.py, 0.5.23)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +32,26 @@ class Files:
     processor: Mapping[str, Any] | None
     model_type: str | None
     notes: tuple[str, ...]
+    spec: Spec | None = None  # the encoder that writes chats instead of a template
+    spelling: Spelling | None = None  # with an encoder: what it learns from is read with it
 
 
-def read_files(directory: Path, chat_template: str | None = None, *, fast: bool = False) -> Files:
+def read_files(
+    directory: Path,
+    chat_template: str | None = None,
+    tool_parser: str | None = None,
+    *,
+    fast: bool = False,
+) -> Files:
     """Everything that counting needs from `directory`; what cannot be read becomes a note.
 
     `chat_template` is the server's --chat-template argument: a .jinja file that replaces the
-    model's own, or the name of one of SGLang's built-in conversations, which are not Jinja. With
-    `fast`, texts are counted by fastokens if it is installed and counts alike.
+    model's own, or the name of one of SGLang's built-in conversations, which are not Jinja.
+    `tool_parser` is its --tool-call-parser, which may decide how chats are written. With `fast`, texts are counted by fastokens if it is installed and counts alike.
     """
     notes: list[str] = []
     config = read_json(directory / "tokenizer_config.json") or {}
-    text = None
+    text, content = None, b""
     try:
         content = (directory / "tokenizer.json").read_bytes()
         text, reason = load_text_counter(content, config)
@@ -54,16 +64,16 @@ def read_files(directory: Path, chat_template: str | None = None, *, fast: bool 
     except Exception as error:  # noqa: BLE001 - whatever the file holds, the gate starts
         notes.append(f"tokenizer.json in {directory} cannot be used: {type(error).__name__}.")
     template = None
-    source = _template_source(directory, config, chat_template, notes)
+    source, spec = _chats(directory, config, chat_template, tool_parser, notes)
     if source is not None:
         try:
             template = ChatTemplate(source, special_tokens(config))
         except jinja2.TemplateError as error:
             notes.append(f"The chat template does not compile: {error.message}.")
     processor = read_json(directory / "preprocessor_config.json")
-    model_type = (read_json(directory / "config.json") or {}).get("model_type")
-    named = model_type if isinstance(model_type, str) else None
-    return Files(text, template, processor, named, tuple(notes))
+    _, named = _model(directory)
+    spelling = Spelling(content) if text is not None and spec is not None else None
+    return Files(text, template, processor, named or None, tuple(notes), spec, spelling)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, object]:
@@ -84,28 +94,54 @@ def _content(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _template_source(
-    directory: Path, config: Mapping[str, Any], chat_template: str | None, notes: list[str]
-) -> str | None:
-    """The template in force: the server's argument, else a file of its own, else the settings.
-
-    None where the engine uses none of them.
-    """
-    if chat_template is not None:
-        path = directory / chat_template  # an absolute path stays itself
-        if path.suffix == ".jinja" and path.is_file():
-            # The engine unescapes line ends of such a file (template_manager.py).
-            return path.read_text().strip("\n").replace("\\n", "\n")
-        notes.append("The server's --chat-template is not a .jinja file here: chats are estimated.")
-        return None
-    listed = (read_json(directory / "config.json") or {}).get("architectures")
+def _model(directory: Path) -> tuple[str, str]:
+    """(architecture, model type) of config.json, empty where it says none."""
+    config = read_json(directory / "config.json") or {}
+    listed, named = config.get("architectures"), config.get("model_type")
     architecture = str(listed[0]) if isinstance(listed, list) and listed else ""
-    if any(name in architecture for name in _ENCODED):
+    return architecture, named if isinstance(named, str) else ""
+
+
+def _chats(
+    directory: Path,
+    config: Mapping[str, Any],
+    chat_template: str | None,
+    tool_parser: str | None,
+    notes: list[str],
+) -> tuple[str | None, Spec | None]:
+    """(the template in force, the encoder that is used instead): one of them at most."""
+    if chat_template is not None and not _is_jinja(directory / chat_template):
+        notes.append("The server's --chat-template is not a .jinja file here: chats are estimated.")
+        return None, None
+    source = _template_source(directory, config, chat_template)
+    architecture, model_type = _model(directory)
+    spec = spec_of(architecture, model_type, tool_parser or "", has_template=source is not None)
+    if spec is not None:
+        notes.append(f"SGLang writes these chats with its encoder {spec}, not with a template.")
+        return None, spec
+    if tool_parser == "kimi_k3" or any(name in architecture for name in _UNKNOWN):
         notes.append(
             f"SGLang renders chats of {architecture} without a template: the server is asked for"
             " their tokens, or they are estimated."
         )
-        return None
+        return None, None
+    if source is None:
+        notes.append(f"No chat template in {directory}: chats are estimated.")
+    return source, None
+
+
+def _is_jinja(path: Path) -> bool:
+    return path.suffix == ".jinja" and path.is_file()
+
+
+def _template_source(
+    directory: Path, config: Mapping[str, Any], chat_template: str | None
+) -> str | None:
+    """The template: the server's argument, else a file of its own, else the settings."""
+    if chat_template is not None:
+        # The engine unescapes line ends of such a file (template_manager.py). An absolute path
+        # stays itself.
+        return (directory / chat_template).read_text().strip("\n").replace("\\n", "\n")
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path.read_text()
@@ -115,10 +151,7 @@ def _template_source(
         source = {entry.get("name"): entry.get("template") for entry in source}
     if isinstance(source, dict):
         source = next(iter(source.values()), None)  # the engine takes the first
-    if not isinstance(source, str):
-        notes.append(f"No chat template in {directory}: chats are estimated.")
-        return None
-    return source
+    return source if isinstance(source, str) else None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -13,10 +13,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway.tokens.bound import prompts_bound
 from gateway.tokens.counter import Unavailable
+from gateway.tokens.encoders import Spec, Written, encode
+from gateway.tokens.encoders.dsv4 import template_effort
+from gateway.tokens.encoders.words import NO_WORDS, UNASKABLE, Words
 from gateway.tokens.profile import NotPrepared, Prepared, Profile, flattened, prepare
 from gateway.tokens.template import RenderError
 from gateway.tokens.vocabulary import OutOfTime, Unencodable
@@ -45,6 +48,12 @@ LONGEST_TEXT: Final = 16 << 20
 """Characters above which nothing is encoded: no context holds a sixteenth of that in tokens."""
 
 
+class Count(Protocol):
+    """Counts a text, or its pieces and the special tokens between them; Unavailable."""
+
+    def __call__(self, text: str, cut: tuple[list[str], int] | None = None, /) -> int: ...
+
+
 def _give_way() -> None:
     """Let the event loop have the processor first: on Linux a thread has a niceness of its own."""
     with suppress(OSError, AttributeError):
@@ -52,11 +61,20 @@ def _give_way() -> None:
 
 
 class LocalCounter:
-    """Text counter and template of one model, as one engine version uses them."""
+    """Text counter and template (or encoder, `spec`) of one model, as one engine version uses them."""
 
-    def __init__(self, text: TextCounter, template: ChatTemplate | None, profile: Profile) -> None:
+    def __init__(
+        self,
+        text: TextCounter,
+        template: ChatTemplate | None,
+        profile: Profile,
+        spec: Spec | None = None,
+        words: Words = NO_WORDS,
+    ) -> None:
         self._text = text
         self._template = template
+        self._spec = spec
+        self._words = words
         self._profile = profile
         self._threads = ThreadPoolExecutor(
             THREADS, thread_name_prefix="count", initializer=_give_way
@@ -65,8 +83,8 @@ class LocalCounter:
 
     @property
     def renders(self) -> bool:
-        """Whether there is a template, so that chats can be counted and not only estimated."""
-        return self._template is not None
+        """Whether there is a template or an encoder: chats can be counted, not only estimated."""
+        return self._template is not None or self._spec is not None
 
     async def count(self, request: Request, body_bytes: int) -> tuple[int, ...]:
         """Tokens of each prompt, placeholders of media included; Unavailable where it cannot say."""
@@ -107,6 +125,8 @@ class LocalCounter:
     def count_now(self, request: Request) -> tuple[int, ...]:
         """The same, in the calling thread and without bounds on the wait."""
         if request.chat is not None:
+            if self._spec is not None:
+                return (self._count_written(self.written(request.chat, self._spec), request.lead),)
             text, continued = self.rendered(request.chat)
             count = self._counting(request.lead)
             return (count(text) + (count(continued) if continued else 0),)
@@ -116,18 +136,30 @@ class LocalCounter:
             for prompt in request.prompts
         )
 
+    def _count_written(self, written: Written, lead: list[tuple[int, int]]) -> int:
+        count = self._counting(lead)
+        total = count(written.text, written.pieces if written.marked else None)
+        if written.continued:
+            total += count(written.continued)
+        return total + (self._text.prefix if written.framed else 0)
+
     def estimate_now(self, request: Request) -> tuple[int, ...]:
         """The estimate, in the calling thread."""
         return prompts_bound(request, self._counting())
 
-    def _counting(self, lead: list[tuple[int, int]] | None = None) -> Callable[[str], int]:
-        """Counts texts until WORK_SECONDS from now, and fills `lead`; Unavailable."""
+    def _counting(self, lead: list[tuple[int, int]] | None = None) -> Count:
+        """Counts texts until WORK_SECONDS from now, and fills `lead`; Unavailable.
+
+        A text may come with its pieces and the number of special tokens between them.
+        """
         until = time.monotonic() + WORK_SECONDS
 
-        def count(text: str) -> int:
+        def count(text: str, cut: tuple[list[str], int] | None = None) -> int:
             if len(text) > LONGEST_TEXT:
                 raise Unavailable("too_long")
             try:
+                if cut is not None:
+                    return self._text.count_pieces(*cut, until, lead)
                 return self._text.count(text, until, lead)
             except OutOfTime:
                 raise Unavailable("timeout") from None
@@ -142,6 +174,8 @@ class LocalCounter:
         Token ids have no text; special tokens put around plain text appear as an empty one.
         """
         found: list[tuple[str, int]] = []
+        if request.chat is not None and self._spec is not None:
+            return self._segments_written(self.written(request.chat, self._spec))
         if request.chat is not None:
             for text in self.rendered(request.chat):
                 found += self._text.segments(text) if text else []
@@ -153,6 +187,28 @@ class LocalCounter:
             found += [("", self._text.prefix)] if self._text.prefix else []
             found += self._text.segments(prompt)
         return found
+
+    def _segments_written(self, written: Written) -> list[tuple[str, int]]:
+        found = [("", self._text.prefix)] if written.framed and self._text.prefix else []
+        if written.marked:
+            found += [
+                (text, 1 if is_token else self._text.plain(text))
+                for text, is_token in written.runs
+                if text
+            ]
+        else:
+            found += self._text.segments(written.text)
+        return found + (self._text.segments(written.continued) if written.continued else [])
+
+    def written(self, chat: Mapping[str, Any], spec: Spec) -> Written:
+        """The prompt that encoder `spec` makes of `chat`; Unavailable."""
+        try:
+            return encode(spec, chat, self._profile, self._words)
+        except NotPrepared as why:
+            hidden = spec != "dsv32" and template_effort(chat) is not None
+            raise Unavailable(UNASKABLE if hidden else str(why)) from None
+        except RenderError:
+            raise Unavailable("encoder_error") from None
 
     def rendered(self, chat: Mapping[str, Any]) -> tuple[str, str | None]:
         """(the prompt that the template makes of `chat`, text appended to it); Unavailable."""

@@ -40,6 +40,11 @@ class Profile:
     last_assistant_becomes_user: bool  # unless continue_final_message
     joins_tool_content: bool  # lists of text parts in tool messages become one string
     message_fields: tuple[str, ...]
+    bare_encoder: bool = False  # V3.2's encoder gets messages as they came, and V4 has none
+    late_arguments: bool = False  # the encoders parse a call's arguments, not what is before them
+    encoder_heeds_choice: bool = False  # V3.2's prints no tools where none may be called
+    thinks: bool = False  # the encoders do where the client does not say
+    recipe: bool = False  # DeepSeek V4 is written by deepseek-recipe, not by SGLang
 
 
 _FIELDS: Final = ("tool_call_id", "name", "reasoning_content", "tool_calls")
@@ -52,6 +57,7 @@ PROFILES: Final = (
         efforts=_TIERS | {"ultra"}, thinking_names=_BOTH, effort_switches_thinking="always",
         last_assistant_becomes_user=True, joins_tool_content=True,
         message_fields=("tool_call_id", "name", "phase", *_FIELDS[2:], "tools", "prefix"),
+        encoder_heeds_choice=True, recipe=True,
     ),
     Profile(
         since=(0, 5, 17), tools="typed", unmatched_choice_is_empty=False, default_effort=None,
@@ -63,13 +69,14 @@ PROFILES: Final = (
         since=(0, 5, 12), tools="typed", unmatched_choice_is_empty=True, default_effort=None,
         efforts=frozenset({"none", "low", "medium", "high"}), thinking_names=_BOTH,
         effort_switches_thinking="none", last_assistant_becomes_user=True,
-        joins_tool_content=True, message_fields=(*_FIELDS, "tools"),
+        joins_tool_content=True, message_fields=(*_FIELDS, "tools"), late_arguments=True,
     ),
     Profile(
         since=(0, 0, 0), tools="function", unmatched_choice_is_empty=True,
         default_effort="medium", efforts=frozenset({"low", "medium", "high"}),
         thinking_names=("thinking",), effort_switches_thinking="never",
         last_assistant_becomes_user=False, joins_tool_content=False, message_fields=_FIELDS,
+        bare_encoder=True, late_arguments=True,
     ),
 )  # fmt: skip
 """Newest first. Between two versions that were read, the older one's behaviour is assumed."""
@@ -119,10 +126,12 @@ def prepare(chat: Mapping[str, Any], profile: Profile, content: ContentFormat) -
             continued = messages.pop()["content"]
         elif profile.last_assistant_becomes_user:
             messages[-1] = {"role": "user", "content": last["content"]}
-    arguments = _arguments(chat, profile)
+    arguments = arguments_of(chat, profile)
     if not _RESERVED.isdisjoint(arguments):
         raise NotPrepared("template_arguments")
-    return Prepared(messages, _tools(chat, profile), arguments, continued)
+    left = tools_left(chat, profile)
+    tools = None if left is None else [printed_tool(tool, profile.tools) for tool in left]
+    return Prepared(messages, tools, arguments, continued)
 
 
 def _message(
@@ -141,7 +150,7 @@ def _message(
         field = message.get(name)
         if field is not None:
             prepared[name] = (
-                [_call(call, role) for call in field] if name == "tool_calls" else field
+                [parsed_call(call, role) for call in field] if name == "tool_calls" else field
             )
     if profile.joins_tool_content and role == "tool":
         prepared["content"] = _joined(prepared["content"])
@@ -175,7 +184,7 @@ def _joined(content: Any) -> Any:  # noqa: ANN401
     return content
 
 
-def _call(call: Any, role: str) -> dict[str, Any]:  # noqa: ANN401
+def parsed_call(call: Any, role: str) -> dict[str, Any]:  # noqa: ANN401
     """A tool call as the engine's class prints it, its arguments parsed."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
@@ -194,7 +203,8 @@ def _call(call: Any, role: str) -> dict[str, Any]:  # noqa: ANN401
     }
 
 
-def _tools(chat: Mapping[str, Any], profile: Profile) -> list[dict[str, Any]] | None:
+def tools_left(chat: Mapping[str, Any], profile: Profile) -> list[dict[str, Any]] | None:
+    """The tools that the choice of tools leaves; None where there are none to print."""
     tools, choice = chat.get("tools"), chat.get("tool_choice")
     if not isinstance(tools, list) or not tools or choice == "none":
         return None
@@ -204,7 +214,9 @@ def _tools(chat: Mapping[str, Any], profile: Profile) -> list[dict[str, Any]] | 
         tools = [tool for tool in tools if _function(tool).get("name") == name]
         if not tools:
             return [] if profile.unmatched_choice_is_empty else None
-    return [_tool(tool, profile.tools) for tool in tools]
+    for tool in tools:
+        _function(tool)  # NotPrepared where it is none
+    return tools
 
 
 def _function(tool: Any) -> Mapping[str, Any]:  # noqa: ANN401
@@ -214,7 +226,8 @@ def _function(tool: Any) -> Mapping[str, Any]:  # noqa: ANN401
     return function
 
 
-def _tool(tool: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
+def printed_tool(tool: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
+    """A tool as the engine's classes print it."""
     given = _function(tool)
     function = {name: given.get(name) for name in ("description", "name", "parameters")}
     strict = given.get("strict")
@@ -235,7 +248,7 @@ def _tool(tool: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
     return {"type": kind, "function": function, "defer_loading": deferred}
 
 
-def _arguments(chat: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
+def arguments_of(chat: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
     """Template arguments: reasoning switches first, then the client's own, which win."""
     given = chat.get("chat_template_kwargs")
     own: dict[str, Any] = dict(given) if isinstance(given, dict) else {}

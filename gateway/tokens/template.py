@@ -145,7 +145,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return "".join(_bounded(self._template.generate(context)))
+            return "".join(bounded(self._template.generate(context)))
         except RenderError:
             raise
         except Exception as error:  # noqa: BLE001 - a template may raise anything
@@ -173,7 +173,7 @@ class ChatTemplate:
         return next((name for name in wanted if name in self._arguments), None)
 
 
-def _bounded(pieces: Iterable[str]) -> Iterator[str]:
+def bounded(pieces: Iterable[str]) -> Iterator[str]:
     """The same pieces, until they are too many or took too long."""
     size, deadline = 0, time.monotonic() + RENDER_SECONDS
     for piece in pieces:

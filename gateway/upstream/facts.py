@@ -71,7 +71,7 @@ class ServerFacts:
     schedule_policy: str
     started_key: str  # differs between two starts of the server, see `_started_key`
     warnings: tuple[str, ...]  # what an operator should know, in plain words
-    calls_tools: bool = False  # it was started with a parser for calls of tools
+    tool_parser: str = ""  # its --tool-call-parser, which may decide how chats are written
     thinks_apart: bool = False  # with one that tells thoughts from the answer
 
 
@@ -120,7 +120,7 @@ def parse_server(info: object, models: object = None, model_info: object = None)
         schedule_policy=as_text(args.get("schedule_policy")) or "fcfs",
         started_key=_started_key(args, pool, version_text),
         warnings=tuple(_warnings(args, model, version, context_known=bool(names), chunk=chunk)),
-        calls_tools=bool(as_text(args.get("tool_call_parser"))),
+        tool_parser=as_text(args.get("tool_call_parser")),
         thinks_apart=bool(as_text(args.get("reasoning_parser"))),
     )
 

@@ -93,3 +93,10 @@ async def test_busy_is_only_what_an_engine_says_that_holds_more_than_we_know_of(
     assert not backend.says_busy(since)
     backend.took_loads(_loads(1))
     assert not backend.says_busy(asyncio.get_running_loop().time())
+
+
+async def test_a_server_tells_its_count_and_its_ids(rig) -> None:
+    backend = rig.app.fleet.backends["gpu0"]
+    body = {"messages": [{"role": "user", "content": "a b c"}]}
+    assert await backend.tokenize(body) == 3 + 4
+    assert await backend.token_ids(body) == list(range(3 + 4))

@@ -283,7 +283,7 @@ def test_loading_says_why_not_tiktoken(qwen_like):
 
 
 @pytest.mark.parametrize(
-    "architecture", ["DeepseekV4ForCausalLM", "KimiK3ForConditionalGeneration"]
+    "architecture", ["InklingForConditionalGeneration", "KimiK3ForConditionalGeneration"]
 )
 async def test_chats_that_the_engine_renders_in_code_are_never_called_exact_from_a_template(
     tmp_path, qwen_like, architecture

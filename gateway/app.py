@@ -331,6 +331,7 @@ class App:
                 fleet=self.fleet,
                 log=self.log,
                 me=seat.replica,
+                fresh=True,
             )
         password = None if secrets.leases is None else secrets.leases.get_secret_value()
         store = RedisStore(of.url, password=password, prefix=of.prefix)

@@ -23,14 +23,14 @@ each way), and for what was granted at the last moment to reach the engine and b
 
 
 class Tenant:
-    """Of one pool. `me` names this life of this replica: never used by another."""
+    """Of one pool. `me` names this life of this replica: never used by another. `fresh`: see `witness`."""
 
-    def __init__(self, me: str, ttl_s: float) -> None:
+    def __init__(self, me: str, ttl_s: float, *, fresh: bool = False) -> None:
         self.me = me
         self.ttl_s = ttl_s
         self.until = 0.0
         """When the lease is over, by this replica's clock."""
-        self.witness = Witness(me, ttl_s)
+        self.witness = Witness(me, ttl_s, fresh=fresh)
         self.table: Table | None = None  # as it was last seen
         self._share = NOTHING
         self._aim = NOTHING

@@ -14,6 +14,10 @@ what I have read within WINDOW_S of the snapshot was written no later than that;
 steady if it was there for WINDOW_S before it was written down. Twice in a row is proof, as an engine's
 snapshot may fall between two of its events. Where proof does not come, `PATIENCE_S` later the engine's
 own count of what nobody accounts for takes the place of what the table said.
+
+A *fresh* table is one that nobody can have used before: then there are no leases to outlast, and what an
+engine runs at first is not of anybody in the table. It is charged at once, by the engine's count of what
+nobody accounts for, and ever less as that falls.
 """
 
 from __future__ import annotations
@@ -40,6 +44,9 @@ unaccounted for is more likely traffic that goes past all gates, and is charged 
 GROWS = 4096
 """Tokens a sequence may still generate: what the engine itself plans for at most (0.5.6-0.5.23)."""
 
+SMALL = 8
+"""... and on small pools such a part of the pool, as one gate alone charges it (`edge.elsewhere.SHARE`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -60,11 +67,12 @@ class Verdict:
 
 
 class Witness:
-    """Of one pool. `ttl_s`: how long a lease is, for all of them."""
+    """Of one pool. `ttl_s`: how long a lease is, for all of them; `fresh`: see the module."""
 
-    def __init__(self, me: str, ttl_s: float) -> None:
+    def __init__(self, me: str, ttl_s: float, *, fresh: bool = False) -> None:
         self._me = me
         self._ttl_s = ttl_s
+        self._fresh = fresh
         self._epoch: str | None = None
         self._began = 0.0
         self._unclaimed: Amount | None = None
@@ -81,7 +89,9 @@ class Witness:
             self._epoch, self._began, self._said = table.epoch, now, now
             self._unclaimed = table.unclaimed
             self._signs.clear()
-            self._next = self._sight = self._left = None
+            self._sight = self._left = None
+            if not self._fresh:
+                self._next = None
             self._clear.clear()
         if table.unclaimed != self._unclaimed:
             self._unclaimed, self._said = table.unclaimed, now
@@ -110,12 +120,14 @@ class Witness:
         gone = frozenset(who for who in silent if self._proves(since[who]))
         unclaimed = None
         known = max(self._began + self._ttl_s, self._said)
-        if table.unclaimed != NOTHING and known <= now and self._proves(known):
+        if self._fresh:
+            unclaimed = self._of_before(table, now)
+        elif table.unclaimed != NOTHING and known <= now and self._proves(known):
             unclaimed = NOTHING
         late = now - PATIENCE_S
         given_up = frozenset(who for who in silent if since[who] <= late)
         if (given_up - gone) or (table.unclaimed is None and unclaimed is None and known <= late):
-            gone, unclaimed = gone | given_up, self._charge()
+            gone, unclaimed = gone | given_up, _charge(self._left, GROWS)
         return Verdict(silent, gone, unclaimed)
 
     @property
@@ -133,11 +145,20 @@ class Witness:
         """Whether nothing has been unaccounted for, in snapshots that were all taken after that."""
         return len(self._clear) == PROOFS and self._clear[0] >= since
 
-    def _charge(self) -> Amount:
-        if self._left is None:
-            return NOTHING  # the engine does not say
-        count = self._left.unexplained
-        return Amount(max(self._left.tokens, count) + count * GROWS, 0, count)
+    def _of_before(self, table: Table, now: float) -> Amount | None:
+        """What an engine ran before a fresh table was; None: nothing new is known of it."""
+        if table.unclaimed == NOTHING:
+            return None
+        # On a small pool a request that may take 4,096 tokens more would be charged all of it.
+        grows = min(GROWS, table.budget().kv // SMALL)
+        if self._clear:
+            return NOTHING
+        if table.unclaimed is None:  # nobody has granted anything: all it runs is of strangers
+            seen = self._left or self._next or (self._sight and self._sight[0])
+            if seen is not None:
+                return _charge(seen, grows)
+            return NOTHING if now - self._began >= WINDOW_S else None  # the engine does not say
+        return None if self._left is None else _charge(self._left, grows).least(table.unclaimed)
 
     def _weigh(self, table: Table, now: float) -> None:
         if self._sight is None:
@@ -161,3 +182,11 @@ class Witness:
             return
         self._left = None
         self._clear.append(sight.taken)
+
+
+def _charge(left: Sight | None, grows: int) -> Amount:
+    """What a count of sequences that nobody accounts for stands for; nothing where there is none."""
+    if left is None or left.unexplained <= 0:
+        return NOTHING
+    count = left.unexplained
+    return Amount(max(left.tokens, count) + count * grows, 0, count)

@@ -91,8 +91,11 @@ class Leases:
         fleet: Fleet,
         log: FilteringBoundLogger,
         me: str | None = None,
+        fresh: bool = False,
     ) -> None:
-        """`me`: the name of this life, never used by another in this store; by default a new one."""
+        """`me`: the name of this life, never used by another in this store; by default a new one.
+        `fresh`: nobody can have used the store before those who are there (see `core.witness`)."""
+        self._fresh = fresh
         self.me = secrets.token_hex(6) if me is None else me
         self._store = store
         self._ttl_s = ttl_s
@@ -155,13 +158,15 @@ class Leases:
             await asyncio.sleep(LOOK_S)
 
     def _look(self, pool: PoolId) -> None:
-        place = self._places.get(pool)
-        if place is None:
-            place = self._places[pool] = _Place(Tenant(self.me, self._ttl_s))
+        place = self._places.get(pool) or self._known(pool)
         if place.task is not None and not place.task.done():
             return
         if self._gate.now() >= place.asked + RENEW_S or self._is_urgent(pool, place):
             place.task = spawn(self._renew(pool, place), f"lease of {pool}")
+
+    def _known(self, pool: PoolId) -> _Place:
+        place = self._places[pool] = _Place(Tenant(self.me, self._ttl_s, fresh=self._fresh))
+        return place
 
     def _is_urgent(self, pool: PoolId, place: _Place) -> bool:
         """Whether asking now may help a request, here or elsewhere."""
@@ -299,8 +304,8 @@ class Leases:
 
     def _saw(self, backend: Backend, loads: LoadsFacts) -> None:
         for load, pool in self._ranks(backend, loads):
-            place = self._places.get(pool)
-            if place is None or not place.tenant.witness.curious:
+            place = self._places.get(pool) or self._known(pool)
+            if not place.tenant.witness.curious:
                 continue
             taken = self._gate.now() - (load.age_s or 0.0) - ASKED_S
             mine = self._gate.steady(pool, taken - SETTLE_S)

@@ -1,8 +1,8 @@
 """A store in memory, for gates that are processes of one machine and end with the process that holds it.
 
-Its life is that of its process: nobody can have used the table before, so one begins as known to be
-free (`unclaimed` nothing) where that of a store on the network begins as not known. What an engine
-still runs of an earlier life of the gate is found as one gate alone finds it, by the engine's count.
+Its life is that of its process: nobody can have used the table before, so there are no leases to outlast.
+What an engine still runs of an earlier life of the gate, or for somebody else, is found as one gate alone
+finds it, by the engine's count (`fresh` in `core.witness`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from gateway.core.amount import NOTHING
 from gateway.core.lease import Table
 from gateway.lease.store import Answer
 from gateway.lease.wire import decode, encode
@@ -21,7 +20,7 @@ class Tables:
 
     def __init__(self) -> None:
         self.run = secrets.token_hex(6)
-        self._first = encode(Table(self.run, "start", 0, NOTHING))
+        self._first = encode(Table(self.run, "start"))
         self._of: dict[str, bytes] = {}
 
     def swap(self, key: str, run: str, expects: bytes | None, new: bytes) -> Answer:

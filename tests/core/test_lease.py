@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.core.amount import NOTHING, Amount
-from gateway.core.lease import Entry, aims
-from gateway.core.witness import PATIENCE_S
+from gateway.core.lease import Entry, Table, aims
+from gateway.core.witness import PATIENCE_S, WINDOW_S, Sight, Witness
 from tests.core.leasing import BUDGET, TTL_S, World, served
 
 SMALL = Amount(kv=50, prefill=10, slots=1)
@@ -335,3 +335,38 @@ def test_who_leaves_gives_its_share_back_at_once() -> None:
     other.line += [Amount(100, 0, 1)] * 10
     world.run_for(1)
     assert world.held(other).kv == 1000
+
+
+# ---- a table that nobody can have used before ----------------------------------------------------
+
+
+def fresh(unclaimed: Amount | None = None, version: int = 1) -> Table:
+    mine = Entry(version, version, NOTHING, budget=Amount(8_000, 100, 10))
+    return Table("run", "start", version, unclaimed, {"me": mine})
+
+
+def test_what_an_engine_ran_before_a_fresh_table_is_charged_at_once_and_ever_less() -> None:
+    one = Witness("me", TTL_S, fresh=True)
+    one.read(fresh(), 0.0)
+    assert one.verdict(fresh(), 0.0).unclaimed is None, "nothing has been seen yet"
+    charged, version = None, 1
+    for second, (count, tokens, kv) in enumerate(
+        [(3, 6_000, 6_000 + 3_000), (1, 2_000, 2_000 + 1_000), (5, 9_000, 3_000), (0, 0, 0)], 1
+    ):
+        one.saw(Sight(second - 0.5, count, tokens))
+        version += 1
+        one.wrote(version)
+        table = fresh(charged, version)
+        one.read(table, second)
+        charged = one.verdict(table, second).unclaimed
+        assert charged is not None
+        assert charged.kv == kv, "a request there may come to an eighth of the pool more"
+    assert charged == NOTHING
+    assert one.verdict(fresh(NOTHING, 9), 9.0).unclaimed is None, "that is over for good"
+
+
+def test_of_an_engine_that_does_not_say_what_it_runs_a_fresh_table_is_free_after_a_moment() -> None:
+    one = Witness("me", TTL_S, fresh=True)
+    one.read(fresh(), 0.0)
+    assert one.verdict(fresh(), WINDOW_S - 0.1).unclaimed is None
+    assert one.verdict(fresh(), WINDOW_S).unclaimed == NOTHING

@@ -19,7 +19,7 @@ from gateway.workers.order import table_socket
 from tests.fakes.sglang import FakeSGLang
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from gateway.core.lease import Table
 
@@ -102,6 +102,11 @@ class Gate:
                     return
                 await asyncio.sleep(0.02)
 
+    async def settled(self) -> bool:
+        """Whether the workers know what else the engine runs."""
+        lease = (await self.status())["backends"][0]["lease"]
+        return lease is not None and bool(lease["settled"])
+
     async def end(self, sign: int = signal.SIGTERM) -> int:
         """Exit code."""
         self.process.send_signal(sign)
@@ -112,8 +117,16 @@ class Gate:
 
 
 @asynccontextmanager
-async def gate(folder: Path, workers: int = 2, **policy: Any) -> AsyncIterator[Gate]:
+async def gate(
+    folder: Path,
+    workers: int = 2,
+    before: Callable[[FakeSGLang, aiohttp.ClientSession], Awaitable[None]] | None = None,
+    **policy: Any,
+) -> AsyncIterator[Gate]:
+    """`before`: what is done with the engine before the gate is started."""
     async with FakeSGLang(pool=POOL, context=POOL) as engine, aiohttp.ClientSession() as http:
+        if before is not None:
+            await before(engine, http)
         told = {
             "backends": [{"name": "gpu0", "url": engine.url, "prefill_tokens": 9000, "slots": 100}],
             "listen": "127.0.0.1:0",

@@ -8,15 +8,17 @@ import os
 import signal
 import socket
 from contextlib import suppress
+from typing import Any
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.core.amount import NOTHING
 from tests.fakes.behaviour import Behaviour
 from tests.lease.fleet import TTL_S, settle, table_of
 from tests.lease.server import RedisServer, needs_server
-from tests.workers.gate import LIMIT, gate, is_there
+from tests.workers.gate import LIMIT, POOL, TEXT, gate, is_there
 
 
 async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_path) -> None:
@@ -29,6 +31,7 @@ async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_
         )
         hold = asyncio.Event()
         running.engine.default = Behaviour(hold=hold, hold_at=1)
+        await running.until(running.settled)
         asked = running.asks(30, 500, 400)  # ten of 901 tokens fit, six may wait
 
         assert running.folder.stat().st_mode & 0o777 == 0o700, "whoever enters may grant"
@@ -105,6 +108,32 @@ async def merged_metrics(running, inflight: int) -> None:
     of_clients = families["kvgate_client_inflight_requests"].samples
     assert sum(sample.value for sample in of_clients) == inflight
     assert [s.value for s in families["kvgate_process_alive"].samples] == [1, 1]
+
+
+async def test_before_a_busy_engine_they_do_not_promise_its_pool_twice(tmp_path) -> None:
+    """Somebody else's request has half of it when they come, and gives it back."""
+    hold, strangers = asyncio.Event(), []
+
+    async def stranger(engine: Any, http: Any) -> None:
+        engine.queue.append(Behaviour(tokens=4, hold=hold, hold_at=2))
+        body = {"prompt": [1] * 5000, "max_tokens": 4, "rid": "a-stranger-s"}
+        strangers.append(asyncio.ensure_future(http.post(engine.url + TEXT, json=body)))
+        await engine.arrived()
+
+    async with gate(tmp_path, before=stranger) as running:
+        await running.until(running.settled)
+        left = (await running.table()).unclaimed
+        assert left is not None
+        assert 5000 < left.kv <= 5004 + POOL // 8
+        asked = running.asks(10, 800, 100)
+        await running.until(lambda: len(running.engine.seen) >= 4)
+        assert running.engine.peak <= LIMIT
+        large = asyncio.ensure_future(running.ask(8000, 1000))
+        hold.set()
+        (await strangers[0]).close()
+        assert {code for code, _ in await asyncio.gather(*asked, large)} == {200}
+        assert (await running.table()).unclaimed == NOTHING
+        assert running.engine.peak <= LIMIT
 
 
 @pytest.mark.slow  # its lease must be over

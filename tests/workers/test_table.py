@@ -15,13 +15,13 @@ from gateway.lease.tables import Tables
 from gateway.lease.wire import decode, encode
 
 
-def test_a_table_begins_as_known_to_be_free() -> None:
-    """Nobody can have used it before, so nobody has to wait for a lease to be over."""
+def test_a_table_begins_as_not_known_to_be_free() -> None:
+    """Nobody can have used it before, but what the engine runs already is in nobody's books."""
     tables = Tables()
     answer = tables.swap("gpu0", "", None, b"x")
     assert not answer.taken
     assert answer.document is not None
-    assert decode(answer.document) == Table(tables.run, "start", 0, NOTHING)
+    assert decode(answer.document) == Table(tables.run, "start")
     assert Tables().run != tables.run
 
 

@@ -93,9 +93,9 @@ ADVICE: Final = {
 """What the client can do about each refusal."""
 
 
-def refused(refusal: Refusal, *, param: str | None = None) -> Answer:
-    """A refusal as an answer."""
-    status = STATUS[refusal.code]
+def refused(refusal: Refusal, *, param: str | None = None, status: int | None = None) -> Answer:
+    """A refusal as an answer; `status` where HTTP has a closer one than the code's."""
+    status = STATUS[refusal.code] if status is None else status
     error: dict[str, Any] = {
         "message": f"{_sentence(refusal.message, param)} {ADVICE[refusal.code]}",
         "type": _type(status),
@@ -120,9 +120,9 @@ def refused(refusal: Refusal, *, param: str | None = None) -> Answer:
     return Answer(status, error, headers)
 
 
-def invalid(message: str, param: str | None = None) -> Answer:
+def invalid(message: str, param: str | None = None, *, status: int | None = None) -> Answer:
     """A body the engine would refuse, refused here."""
-    return refused(Refusal(Code.INVALID_REQUEST, message), param=param)
+    return refused(Refusal(Code.INVALID_REQUEST, message), param=param, status=status)
 
 
 def too_large(size: int, limit: int) -> Refusal:

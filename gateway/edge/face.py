@@ -19,7 +19,12 @@ import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import HttpVersion11, web
-from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import (
+    BadHttpMethod,
+    ContentEncodingError,
+    HttpProcessingError,
+    LineTooLong,
+)
 from aiohttp.log import server_logger
 from aiohttp.web_protocol import RequestHandler
 
@@ -151,6 +156,8 @@ class _Talk(RequestHandler):
         if exc.message == TOO_MANY_HEADERS:
             words = f"the request has more than {self.max_headers} headers"
             return replies.invalid(words, status=HEADERS_TOO_LARGE)
+        if isinstance(exc, ContentEncodingError):  # one whose library is not installed
+            return replies.coded()
         words = "the request is not well-formed HTTP/1.1"
         if isinstance(exc, BadHttpMethod):
             words += ": it does not begin with a method of HTTP"

@@ -119,6 +119,8 @@ def no(error: Invalid | bodies.Unread | Shed) -> Refusal | replies.Answer:
             return replies.too_large(error.size, error.limit)
         case bodies.Garbled():
             return replies.garbled(str(error))
+        case bodies.Coded():
+            return replies.coded()
         case _:
             return replies.too_slow(str(error))
 

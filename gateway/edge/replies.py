@@ -131,6 +131,12 @@ def too_large(size: int, limit: int) -> Refusal:
     return Refusal(Code.BODY_TOO_LARGE, words, size, limit)
 
 
+def coded() -> Answer:
+    """A body in a coding that is not unpacked here."""
+    words = "the body has a content-encoding that is not understood; send it plain, gzip or deflate"
+    return _last(invalid(words, "content-encoding", status=415))
+
+
 def too_slow(message: str) -> Answer:
     """A body that did not come in time. SDKs try a 408 again, which is right."""
     error = {
@@ -145,7 +151,10 @@ def too_slow(message: str) -> Answer:
 
 def garbled(message: str) -> Answer:
     """A body of which nobody knows where it ends."""
-    answer = invalid(message)
+    return _last(invalid(message))
+
+
+def _last(answer: Answer) -> Answer:
     return replace(answer, headers={**answer.headers, "connection": "close"})
 
 

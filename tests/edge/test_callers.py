@@ -58,9 +58,25 @@ async def test_models_that_are_not_the_client_s_are_403(start, model: Any) -> No
         got = await rig.post(CHAT, chat(model=model), headers=key("a"))
         assert (got.status, got.code) == (403, "forbidden")
         assert rig.records[0]["client"] == "a"
-        assert "it may use tiny" in got.error["message"]
+        message = got.error["message"]
+        assert "it may use tiny" in message
+        assert ("leave out which model" in message) == (model in (None, "", []))
         assert (await rig.post(CHAT, chat(), headers=key("a"))).status == 200
         assert len(rig.engine.seen) == 1
+
+
+async def test_who_names_no_model_is_told_so_and_of_no_others(start) -> None:
+    """It read that it may not use a model that it had never asked for."""
+    policy = {"clients": [keyed("a", models="mine"), keyed("b")], "models": {"mine": "tiny"}}
+    async with start(policy) as rig:
+        body = chat()
+        del body["model"]
+        got = await rig.post(CHAT, body, headers=key("a"))
+        assert (got.status, got.code) == (403, "forbidden")
+        words = "Client 'a' may not leave out which model it wants; it may use mine."
+        assert got.error["message"].startswith(words)
+        assert "tiny" not in got.error["message"]
+        assert (await rig.post(CHAT, body, headers=key("b"))).status == 200
 
 
 async def test_an_alias_is_asked_for_by_its_real_name(start) -> None:

@@ -211,6 +211,7 @@ class App:
             await self._listen(data)
         await self._listen_to_control(control)
         await self.memory.start(self.fleet)
+        await self.deaths.start()
         self.fleet.start()
         if self.leases is not None:
             self.leases.start()

@@ -12,10 +12,15 @@ from gateway.twin.server import TwinServer
 
 LAST_PORT = 65_535
 
+EPILOG = (
+    "It has chats, completions, generate and messages (from 0.5.12 on), and what tells of the server. "
+    "It has no responses, embeddings, rerank, score or classify: a gate before it passes on its 404."
+)
+
 
 def run(argv: list[str]) -> int:
     """Serve until interrupted; prints one line when ready."""
-    p = argparse.ArgumentParser(prog="kvgate twin", description=__doc__)
+    p = argparse.ArgumentParser(prog="kvgate twin", description=__doc__, epilog=EPILOG)
     p.add_argument("--profile", choices=sorted(PROFILES), default=next(iter(PROFILES)))
     p.add_argument("--host", default="127.0.0.1")
     p.add_argument("--port", type=int, default=30000)

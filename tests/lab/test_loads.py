@@ -5,6 +5,7 @@ import json
 import random
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
 from gateway.app import App
@@ -177,6 +178,20 @@ def test_the_help_of_a_load_says_where_a_key_goes(capsys, command):
     with pytest.raises(SystemExit):
         command.run(["--help"])
     assert "KVGATE_KEY" in capsys.readouterr().out
+
+
+def test_the_help_of_the_twin_says_what_it_has_not(capsys):
+    with pytest.raises(SystemExit):
+        twin_command.run(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no responses, embeddings, rerank, score or classify" in said
+
+
+async def test_the_twin_has_not_what_its_help_says_it_has_not():
+    async with TwinServer(A10_8B) as twin, aiohttp.ClientSession() as http:
+        for path in ("responses", "embeddings", "rerank", "score", "classify"):
+            async with http.post(f"{twin.url}/v1/{path}", json={"model": "default"}) as answer:
+                assert answer.status == 404, path
 
 
 def test_the_key_of_the_environment_is_sent(monkeypatch):

@@ -65,8 +65,14 @@ sends it byte by byte is cut off then (nginx gives 60 s). Longer than the pools 
 theirs (httpx 5 s, nginx and aiohttp 60 and 15 s), so that the one who closes first is never us."""
 
 HEAD_BYTES = 16 * 1024
-"""Longest request line and longest header: agents send 2 KB of beta flags."""
+"""Longest header: agents send 2 KB of beta flags."""
 
+LINE_BYTES = 8 * 1024
+"""Longest address, query included, as nginx has it; no route here has a hundred bytes. Not the same as
+HEAD_BYTES: by its number `face` tells which of the two was too long."""
+
+HEADERS = 128
+"""Most headers of a request; agents behind two proxies send some forty."""
 
 LINGER_S = 2.0
 """How long the rest of a body that was refused unread is taken and dropped. Closed at once, the
@@ -183,8 +189,9 @@ class App:
             handler_cancellation=True,  # a client that leaves ends its request, in every phase
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
-            max_line_size=HEAD_BYTES,
+            max_line_size=LINE_BYTES,
             max_field_size=HEAD_BYTES,
+            max_headers=HEADERS,
             lingering_time=LINGER_S,
             logger=log,
         )
@@ -204,6 +211,7 @@ class App:
             await self._listen(data)
         await self._listen_to_control(control)
         await self.memory.start(self.fleet)
+        await self.deaths.start()
         self.fleet.start()
         if self.leases is not None:
             self.leases.start()

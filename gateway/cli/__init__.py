@@ -1,12 +1,13 @@
 """The command line: one file a command, one table here.
 
 Exit codes: 0 ok, 1 the thing checked falls short, 2 usage or configuration (one sentence on
-stderr).
+stderr); 130 and 141, as shells have it, where it was interrupted or nobody reads on.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 COMMANDS = {
@@ -25,8 +26,29 @@ COMMANDS = {
 HELPS = {"-h", "--help", "help"}
 
 
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+"""What a shell says of a program that SIGINT or SIGPIPE has ended."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns its exit code."""
+    try:
+        try:
+            return _main(argv)
+        finally:  # also where argparse has shown its help and leaves
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `kvgate schema | head -1`: what is left goes nowhere, or it would be tried again at the end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return PIPE_CLOSED
+
+
+def _main(argv: list[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in HELPS:
         lines = [f"  {name:8} {what}" for name, what in COMMANDS.items()]
@@ -40,10 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] not in COMMANDS:
         print(f"kvgate: there is no command {argv[0]!r}; see kvgate --help", file=sys.stderr)  # noqa: T201
         return 2
-    try:
-        # Each command imports only what it needs: `kvgate check` starts without an HTTP server.
-        command = importlib.import_module(f"gateway.cli.{argv[0]}")
-        code: int = command.run(argv[1:])
-    except KeyboardInterrupt:
-        return 130
+    # Each command imports only what it needs: `kvgate check` starts without an HTTP server.
+    command = importlib.import_module(f"gateway.cli.{argv[0]}")
+    code: int = command.run(argv[1:])
     return code

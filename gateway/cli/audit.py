@@ -16,10 +16,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
-
+from gateway.cli.usage import UsageError, engine_version, server_url
 from gateway.plan.audit import audit
 from gateway.plan.cards import CARDS
 from gateway.plan.chain import OVERHEAD_GIB
@@ -32,24 +31,17 @@ from gateway.plan.traffic import HIDDEN, INTERMEDIATE, Traffic
 from gateway.policy.load import load_policy
 from gateway.policy.problems import PolicyError
 from gateway.policy.schema import Backend, Policy
-from gateway.policy.types import ServerUrl
 from gateway.upstream.ask import AskError, ask, bearer
 from gateway.upstream.client import Client
 from gateway.upstream.errors import UpstreamError
-from gateway.upstream.facts import NotSGLangError, parse_version
-
-if TYPE_CHECKING:
-    from gateway.plan.options import Version
+from gateway.upstream.facts import NotSGLangError
 
 OK, SHORT, USAGE = 0, 1, 2
 CONNECT_S: Final = 5.0  # as the gate's own default
 ANSWER_S: Final = 30.0  # /server_info waits for a forward step; a long prefill chunk takes seconds
 NOBODY: Final = "http://127.0.0.1:30000"  # where no server is meant: SGLang's own default
 GONE: Final = (404, 405)
-
-
-class _Usage(Exception):
-    """One sentence for the person who called."""
+KEY: Final = "name the environment variable that holds the key with --key-env"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -94,9 +86,11 @@ def run(argv: list[str]) -> int:
     except PolicyError as error:
         sys.stderr.write(f"{error}\n")
         return USAGE
-    except (_Usage, LaunchError, ModelError) as error:
+    except (UsageError, LaunchError, ModelError) as error:
         sys.stderr.write(f"kvgate audit: {error}\n")
         return USAGE
+    except BrokenPipeError:
+        raise  # whoever reads the output has read enough
     except OSError as error:
         sys.stderr.write(f"kvgate audit: {error.filename or 'the output'}: {error.strerror}.\n")
         return USAGE
@@ -106,11 +100,11 @@ def run(argv: list[str]) -> int:
 def _settings(options: argparse.Namespace) -> Settings:
     given = [x for x in (options.url, options.command, options.info) if x is not None]
     if len(given) != 1:
-        raise _Usage("Give one of URL, --command LINE or --info FILE.")
+        raise UsageError("Give one of URL, --command LINE or --info FILE.")
     for name in ("prompt_tokens", "requests", "pool_tokens"):
         if (value := getattr(options, name)) is not None and value < 1:
             needed = f"--{name.replace('_', '-')} must be at least 1; {value} was given."
-            raise _Usage(needed)
+            raise UsageError(needed)
     if options.command is not None:
         return _from_line(options)
     try:
@@ -118,12 +112,13 @@ def _settings(options: argparse.Namespace) -> Settings:
             return asyncio.run(_from_server(options))
         return of_server(*_saved(options.info), headroom_gib=options.headroom_gib)
     except NotSGLangError as error:
-        raise _Usage(_sentence(str(error))) from None
+        raise UsageError(_sentence(str(error))) from None
 
 
 def _from_line(options: argparse.Namespace) -> Settings:
     text = sys.stdin.read() if options.command == "-" else options.command
-    line = read_launch(text, _version(options.engine_version))
+    named = options.engine_version
+    line = read_launch(text, None if named is None else engine_version(named))
     headroom = options.headroom_gib
     fraction = line.args.get("mem_fraction_static")
     if headroom is None and options.card is not None and isinstance(fraction, float):
@@ -131,22 +126,13 @@ def _from_line(options: argparse.Namespace) -> Settings:
     return of_launch(line, pool_tokens=options.pool_tokens, headroom_gib=headroom)
 
 
-def _version(text: str | None) -> Version | None:
-    if text is None:
-        return None
-    version = parse_version(text)
-    if version is None:
-        raise _Usage("--engine-version takes three numbers, as 0.5.17.")
-    return version
-
-
 async def _from_server(options: argparse.Namespace) -> Settings:
-    url = _url(options.url)
+    url = server_url(options.url, KEY)
     key = None
     if options.key_env is not None:
         key = os.environ.get(options.key_env)
         if not key:
-            raise _Usage("The environment variable that --key-env names is not set.")
+            raise UsageError("The environment variable that --key-env names is not set.")
     client = Client(url, connect_timeout_s=CONNECT_S)
     headers = bearer(key)
     try:
@@ -155,14 +141,14 @@ async def _from_server(options: argparse.Namespace) -> Settings:
         model = await _first(client, ("/model_info", "/get_model_info"), headers)
     except AskError as error:
         needs_key = error.status in {401, 403}
-        raise _Usage(
+        raise UsageError(
             "The server wants a key: name the environment variable that holds it with --key-env."
             if needs_key
             else f"The server did not tell its arguments: {_sentence(str(error))}"
         ) from None
     except UpstreamError as error:
         needed = f"The server did not tell its arguments: {_sentence(str(error))}"
-        raise _Usage(needed) from None
+        raise UsageError(needed) from None
     finally:
         await client.close()
     return of_server(info, models, model, headroom_gib=options.headroom_gib)
@@ -179,15 +165,6 @@ async def _first(
             if error.status not in GONE:
                 raise
     return None
-
-
-def _url(text: str) -> str:
-    try:
-        return str(TypeAdapter(ServerUrl).validate_python(text))
-    except ValidationError as error:
-        context = error.errors()[0].get("ctx", {})
-        needed = f"The URL {context.get('wrong', 'is none')}; {context.get('remedy', '')}."
-        raise _Usage(needed) from None
 
 
 def _traffic(options: argparse.Namespace) -> Traffic:
@@ -215,9 +192,9 @@ def _backend(policy: Policy, options: argparse.Namespace) -> Backend:
         if not named:
             names = ", ".join(b.name for b in policy.backends) or "none"
             needed = f"The policy has no backend of that name; it has: {names}."
-            raise _Usage(needed)
+            raise UsageError(needed)
         return named[0]
-    url = NOBODY if options.url is None else _url(options.url)
+    url = NOBODY if options.url is None else server_url(options.url, KEY)
     matching = [backend for backend in policy.backends if backend.url == url]
     if matching and options.url is not None:
         return matching[0]
@@ -226,7 +203,7 @@ def _backend(policy: Policy, options: argparse.Namespace) -> Backend:
     if policy.backends:
         names = ", ".join(backend.name for backend in policy.backends)
         needed = f"The policy has several backends; name one with --backend: {names}."
-        raise _Usage(needed)
+        raise UsageError(needed)
     return Backend(url=url)
 
 
@@ -239,7 +216,7 @@ def _json(path: Path) -> object:
         return json.loads(text)
     except json.JSONDecodeError:
         needed = f"{path} must hold JSON."
-        raise _Usage(needed) from None
+        raise UsageError(needed) from None
 
 
 def _saved(paths: list[Path]) -> tuple[object, object, object]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import orjson
 
+from gateway.cli.usage import UsageError, engine_version
 from gateway.tokens import Counter, CountRefused, Kind, Method, Unavailable, build_counter
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ USAGE: Final = 2
 _WIDTH: Final = 72  # characters of a segment that are shown
 
 
-class _BadInput(Exception):
-    """One sentence for the person who called."""
-
-
 def run(argv: Sequence[str]) -> int:
     """The command's exit code: 0, or 2 with a sentence on stderr."""
     options = _parser().parse_args(argv)
@@ -40,8 +37,10 @@ def run(argv: Sequence[str]) -> int:
         return _fail("Give either a FILE or --jsonl FILE, where - is standard input.")
     try:
         asyncio.run(_count(options))
-    except _BadInput as error:
+    except UsageError as error:
         return _fail(str(error))
+    except BrokenPipeError:
+        raise  # whoever reads the output has read enough
     except OSError as error:
         return _fail(f"{error.filename} cannot be read: {error.strerror}.")
     return OK
@@ -84,7 +83,9 @@ async def _counter(options: argparse.Namespace) -> Counter:
     directory: Path = options.tokenizer
     if not (directory / "tokenizer.json").is_file():
         needed = f"{directory} must be a directory with a tokenizer.json in it."
-        raise _BadInput(needed)
+        raise UsageError(needed)
+    if options.engine_version is not None:
+        engine_version(options.engine_version)  # else the newest would count, without a word
     counter = await build_counter(
         tokenizer_dir=directory,
         engine_version=options.engine_version,
@@ -114,15 +115,15 @@ async def _count_lines(counter: Counter, name: str) -> None:
             body = orjson.loads(line)
         except orjson.JSONDecodeError:
             needed = f"line {number} of {name} is not JSON."
-            raise _BadInput(needed) from None
+            raise UsageError(needed) from None
         if not isinstance(body, dict):
             needed = f"line {number} of {name} must be a JSON object."
-            raise _BadInput(needed)
+            raise UsageError(needed)
         try:
             counted = await counter.count(kind_of(body), body, len(line))
         except CountRefused as why:
             needed = f"line {number} of {name}: {why}"
-            raise _BadInput(needed) from None
+            raise UsageError(needed) from None
         sys.stdout.write(f"{counted.total}\n")
     sys.stdout.flush()
 
@@ -145,7 +146,7 @@ async def _show(counter: Counter, name: str) -> None:
         counted = await counter.count(kind, body, len(content))
     except CountRefused as why:
         needed = f"{name}: {why}"
-        raise _BadInput(needed) from None
+        raise UsageError(needed) from None
     try:
         segments = counter.segments(kind, body)
     except Unavailable as why:
@@ -169,7 +170,7 @@ def _body(content: bytes, name: str) -> dict[str, Any]:
         return {"text": content.decode()}
     except UnicodeDecodeError:
         needed = f"{name} must be UTF-8 text or a JSON body."
-        raise _BadInput(needed) from None
+        raise UsageError(needed) from None
 
 
 def _shown(text: str) -> str:

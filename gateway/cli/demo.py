@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 import tempfile
@@ -25,6 +26,10 @@ SECONDS = 600.0
 """Box seconds of each performance: the pool of a card takes seven minutes to run dry, and its server
 a minute to come back. Twenty seconds of ours."""
 
+LEAST_SECONDS = 60.0
+"""Shortest show that still has its point: by then the agents have been promised more than the pool has,
+which is what ends in the crash, at some 450 seconds."""
+
 INTRO = """\
 Two RTX 3090, one SGLang with a 27B model on each, modelled after a real box. Twelve people ask short
 questions now and then. Eight agent requests at a time bring 19,000 tokens each, and no max_tokens or
@@ -36,13 +41,23 @@ In front of your own server:   kvgate serve --backend http://127.0.0.1:30000
 """
 
 
+HELP = (
+    f"box seconds of each act (default {SECONDS:g}; the crash comes at some 450, and from "
+    f"{LEAST_SECONDS:g} on, the least, one sees what is promised)"
+)
+
+
 def run(argv: list[str]) -> int:
     """0 when the gate kept its promise: no crash, nothing thrown out."""
     p = argparse.ArgumentParser(prog="kvgate demo", description=__doc__)
-    p.add_argument("--seconds", type=float, default=SECONDS, help="box seconds of each act")
+    p.add_argument("--seconds", type=float, default=SECONDS, help=HELP)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--json", type=Path, metavar="PATH", help="write the numbers there")
     args = p.parse_args(argv)
+    if not LEAST_SECONDS <= args.seconds < math.inf:
+        words = f"--seconds takes {LEAST_SECONDS:g} or more, not {args.seconds:g}"
+        print(f"kvgate demo: {words}: before that there is nothing to see", file=sys.stderr)  # noqa: T201
+        return 2
     handle, path = tempfile.mkstemp(prefix="kvgate-demo-", suffix=".log")
     with os.fdopen(handle, "w") as log:
         configure("info", log)

@@ -95,6 +95,8 @@ def run(argv: list[str]) -> int:
     except (_Usage, ChainError, ModelError) as error:
         sys.stderr.write(f"kvgate plan: {error}\n")
         return USAGE
+    except BrokenPipeError:
+        raise  # whoever reads the output has read enough
     except OSError as error:
         sys.stderr.write(f"kvgate plan: {error.filename or 'the output'}: {error.strerror}.\n")
         return USAGE

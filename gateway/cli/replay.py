@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 from pathlib import Path
 
-from gateway.cli.stress import finish, key_headers, progress
+from gateway.cli.stress import EPILOG, KEY, finish, key_headers, progress
+from gateway.cli.usage import UsageError, server_url
 from gateway.lab.replay import read, replay
 
 
 def run(argv: list[str]) -> int:
     """Replay once."""
-    p = argparse.ArgumentParser(prog="kvgate replay", description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(
+        prog="kvgate replay", description=__doc__.splitlines()[0], epilog=EPILOG
+    )
     p.add_argument("records", type=Path, metavar="RECORDS", help="the gate's records, JSON lines")
     p.add_argument("url", metavar="URL", help="http://HOST:PORT of a server or a gate")
     p.add_argument("--faster", type=float, default=1.0, metavar="X", help="divide pauses by X")
@@ -32,18 +36,19 @@ def run(argv: list[str]) -> int:
     args = p.parse_args(argv)
     try:
         requests = read(args.records)
-        if args.faster <= 0:
-            raise ValueError("--faster must be above 0")  # noqa: TRY301
+        url = server_url(args.url, KEY)
+        if not 0 < args.faster < math.inf:
+            raise UsageError("--faster must be a number above 0.")  # noqa: TRY301
     except OSError as error:
         words = f"{args.records} cannot be read: {error.strerror or error}"
         print(f"kvgate replay: {words}", file=sys.stderr)  # noqa: T201
         return 2
-    except ValueError as error:
+    except (UsageError, ValueError) as error:
         print(f"kvgate replay: {error}", file=sys.stderr)  # noqa: T201
         return 2
     result = asyncio.run(
         replay(
-            args.url,
+            url,
             requests,
             faster=args.faster,
             as_asked=args.as_asked,

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gateway.cli.usage import UsageError, server_url
 from gateway.lab.loads import comparison, table
 from gateway.lab.stress import DEMANDS, Point, stress
 
@@ -26,11 +27,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+KEY = "a key goes into the environment as KVGATE_KEY"
+
+EPILOG = (
+    "Where the gate or the server wants a key, put it into the environment as KVGATE_KEY: a command "
+    "line is seen by everybody on the machine."
+)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     p = argparse.ArgumentParser(
         prog="kvgate stress",
         description="Put a server or a gate under load and say what its clients saw.",
+        epilog=EPILOG,
     )
     p.add_argument("url", nargs="?", metavar="URL", help="http://HOST:PORT of a server or a gate")
     p.add_argument("--concurrency", type=int, nargs="+", default=[4], metavar="N")
@@ -73,6 +83,11 @@ def run(argv: list[str]) -> int:
         wrong = "a URL (or --compare BEFORE AFTER) and sizes of at least 1; --output may be 0"
         print(f"kvgate stress: this takes {wrong}.", file=sys.stderr)  # noqa: T201
         return 2
+    try:
+        url = server_url(args.url, KEY)
+    except UsageError as error:
+        print(f"kvgate stress: {error}", file=sys.stderr)  # noqa: T201
+        return 2
     if args.demand:
         points, each = [DEMANDS[name] for name in args.demand], 1
     else:
@@ -80,7 +95,7 @@ def run(argv: list[str]) -> int:
         points, each = [Point(*sizes) for sizes in grid], args.each
     result = asyncio.run(
         stress(
-            args.url,
+            url,
             points,
             each=each,
             model=args.model,
@@ -117,6 +132,8 @@ def compare(before: Path, after: Path, *, prog: str) -> int:
     try:
         results = [json.loads(path.read_text(encoding="utf-8")) for path in (before, after)]
         print(comparison(*results))  # noqa: T201
+    except BrokenPipeError:
+        raise  # whoever reads the output has read enough
     except (OSError, ValueError, KeyError, TypeError) as error:
         words = f"no result of kvgate stress or replay ({error})"
         print(f"kvgate {prog}: {words}", file=sys.stderr)  # noqa: T201

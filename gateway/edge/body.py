@@ -63,12 +63,35 @@ class Garbled(Unread):
         super().__init__("the body does not follow its transfer or content encoding")
 
 
+class Coded(Unread):
+    """The body is in a coding that is not unpacked here."""
+
+
+UNPACKED = {"gzip", "deflate", "br", "zstd"}
+"""What aiohttp takes for a coding; of these it unpacks br and zstd only where their libraries are
+installed, and says so itself (see `face`)."""
+
+PLAIN = {"", "identity"}
+"""How a coding is named that changes nothing."""
+
+
+def _understood(request: BaseRequest) -> bool:
+    """Whether what will be read is what the client wrote, unpacked: aiohttp leaves as they are a
+    coding that it does not know and several in a row, and the engine would be sent noise."""
+    codings = [coding.lower() for coding in request.headers.getall("content-encoding", ())]
+    return PLAIN.issuperset(codings) or (len(codings) == 1 and codings[0] in UNPACKED)
+
+
 async def read(request: BaseRequest, limit: int, within_s: float) -> bytes:
     """The whole body, unpacked where it came compressed; `limit` is for what that makes of it.
 
-    Raises TooLarge, before reading what was announced too large, TooSlow after `within_s`, and
-    Garbled, after which the connection carries no other request: where one begins is not known.
+    Raises TooLarge, before reading what was announced too large, TooSlow after `within_s`, and Coded,
+    before reading, or Garbled, after which the connection carries no other request: where one begins is
+    not known.
     """
+    if not _understood(request):
+        _last(request)
+        raise Coded
     announced = request.content_length
     if announced is not None and announced > limit:
         raise TooLarge(announced, limit)
@@ -95,10 +118,15 @@ async def read(request: BaseRequest, limit: int, within_s: float) -> bytes:
         raise TooSlow(size, within_s) from None
     except RequestPayloadError:
         request.content.feed_eof()  # or the server would try once more, for the rest
-        if request.protocol is not None:
-            request.protocol.close()  # after the answer; its parser waits for a rest that never comes
+        _last(request)
         raise Garbled from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _last(request: BaseRequest) -> None:
+    """No other on this connection, after the answer: its parser may wait for a rest that never comes."""
+    if request.protocol is not None:
+        request.protocol.close()
 
 
 def parse(data: bytes) -> dict[str, Any]:

@@ -65,7 +65,8 @@ class Callers:
         asked = body.get("model")
         models = self._served(client, asked)
         if not models:
-            raise _forbidden(client, "use this model", "use", self._models[client])
+            what = "use this model" if asked else "leave out which model it wants"
+            raise _forbidden(client, what, "use", self._models[client])
         return body if models[0] == asked else {**body, "model": models[0]}
 
     def larger(self, client: str, body: Body) -> list[Body]:

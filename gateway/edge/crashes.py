@@ -7,6 +7,7 @@ reports of one process be compared: the same mark is the same request.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from datetime import UTC, datetime
@@ -131,6 +132,16 @@ def marked(scene: Scene, flights: Sequence[Flight]) -> Scene:
     for row, flight in zip(scene["in_flight"], flights, strict=True):
         row["mark"] = flight.mark().hex()
     return scene
+
+
+def check(folder: Path) -> None:
+    """Whether reports can be written there, or the folder be made. Makes nothing. Raises OSError."""
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    if not there.is_dir():
+        words = f"{there} is a file, and must be a folder"
+        raise NotADirectoryError(errno.ENOTDIR, words)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"{there} may not be written to")
 
 
 def write(folder: Path, scene: Scene) -> Path:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from gateway.core.model import UNBOUNDED, Code, Refusal
 from gateway.core.quarantine import CrashLoop, Quarantine, Ramp
-from gateway.edge.crashes import marked, scene_of, write
+from gateway.edge.crashes import check, marked, scene_of, write
 from gateway.edge.failures import Failures
 from gateway.tasks import spawn
 
@@ -63,7 +63,7 @@ class _Memory:
 
 
 class Deaths:
-    """One memory for all servers of a fleet. Nothing here awaits or raises."""
+    """One memory for all servers of a fleet. Nothing here raises, or awaits but `start`."""
 
     def __init__(
         self, gate: Gate, reaper: Reaper, log: FilteringBoundLogger, folder: Path | None
@@ -75,6 +75,14 @@ class Deaths:
         self._log = log
         self._folder = folder
         self._of: dict[str, _Memory] = {}
+
+    async def start(self) -> None:
+        """Say now what would keep a report from being written, not at the death it would be of."""
+        if self._folder is not None:
+            try:
+                await asyncio.to_thread(check, self._folder)
+            except OSError as error:
+                self._warn("crash_reports_not_possible", self._folder, error)
 
     # ---- what the watch sees ---------------------------------------------------------------------
 
@@ -243,10 +251,9 @@ class Deaths:
         try:
             path = await asyncio.to_thread(write, folder, scene)
         except OSError as error:
-            self._log.warning(
-                "crash_report_not_written",
-                path=str(folder),
-                reason=error.strerror or type(error).__name__,
-            )
+            self._warn("crash_report_not_written", folder, error)
         else:
             self._log.info("crash_report", path=str(path))
+
+    def _warn(self, event: str, folder: Path, error: OSError) -> None:
+        self._log.warning(event, path=str(folder), reason=error.strerror or type(error).__name__)

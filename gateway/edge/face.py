@@ -19,7 +19,12 @@ import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import HttpVersion11, web
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import (
+    BadHttpMethod,
+    ContentEncodingError,
+    HttpProcessingError,
+    LineTooLong,
+)
 from aiohttp.log import server_logger
 from aiohttp.web_protocol import RequestHandler
 
@@ -49,6 +54,12 @@ tunnel that passes on the end of one direction at a time it takes some more."""
 
 NOT_HTTP = (HttpProcessingError, web.RequestPayloadError)
 """What aiohttp raises for a head, and for a body nobody asked for that is dropped."""
+
+TOO_MANY_HEADERS: Final = "Too many headers received"
+"""aiohttp's words for it, which has no type of its own (3.14)."""
+
+URI_TOO_LONG: Final = 414
+HEADERS_TOO_LARGE: Final = 431
 
 
 class ClientsApart(logging.LoggerAdapter[logging.Logger]):
@@ -124,10 +135,7 @@ class _Talk(RequestHandler):
         if not isinstance(exc, HttpProcessingError) or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         self.logger.debug("not HTTP: %s", type(exc).__name__)
-        words = "the request is not well-formed HTTP/1.1"
-        if isinstance(exc, LineTooLong):
-            words = f"its request line or one of its headers is over {self.max_field_size} bytes"
-        answer = replies.invalid(words)
+        answer = self._no(exc)
         response = web.Response(
             status=answer.status,
             body=answer.body,
@@ -136,3 +144,21 @@ class _Talk(RequestHandler):
         )
         response.force_close()
         return response
+
+    def _no(self, exc: HttpProcessingError) -> replies.Answer:
+        """What is said to a head that cannot be read: what was wrong with it, and the limit."""
+        if isinstance(exc, LineTooLong) and exc.args[1] == self.max_line_size:
+            words = f"the address, query included, has more than {self.max_line_size} bytes"
+            return replies.invalid(words, status=URI_TOO_LONG)
+        if isinstance(exc, LineTooLong):
+            words = f"one of the request's headers has more than {self.max_field_size} bytes"
+            return replies.invalid(words, status=HEADERS_TOO_LARGE)
+        if exc.message == TOO_MANY_HEADERS:
+            words = f"the request has more than {self.max_headers} headers"
+            return replies.invalid(words, status=HEADERS_TOO_LARGE)
+        if isinstance(exc, ContentEncodingError):  # one whose library is not installed
+            return replies.coded()
+        words = "the request is not well-formed HTTP/1.1"
+        if isinstance(exc, BadHttpMethod):
+            words += ": it does not begin with a method of HTTP"
+        return replies.invalid(words)

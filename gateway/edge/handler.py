@@ -165,7 +165,7 @@ class DataPlane:
         trip.record.door_ms = (self._gate.now() - trip.began) * 1000
         every_s = self._policy.queue.heartbeat_s
         if every_s is not None and work.intent.stream and work.intent.kind is not Kind.GENERATE:
-            trip.heart.set(every_s, trip.headers(), trip.id, self._places)
+            trip.heart.set(every_s, trip.headers(), trip.id, self._places, work.intent.model)
         trip.heart.beat()
         async with self._gate.admit(ticket, grace_s=limits.release_grace_s) as lease:
             return await self._dispatched(trip, lease, dialect, work)

@@ -59,10 +59,16 @@ class Heart:
         self._takes_events = True  # what is open is a stream, not an answer in one piece
 
     def set(
-        self, every_s: float, headers: Mapping[str, str], ident: RequestId, places: Places
+        self,
+        every_s: float,
+        headers: Mapping[str, str],
+        ident: RequestId,
+        places: Places,
+        model: str | None,
     ) -> None:
         """From now on it may beat. `headers` are what is known before the grant."""
         self._every_s, self._headers, self._ident, self._places = every_s, headers, ident, places
+        self._model = model or ""
 
     def beat(self) -> None:
         """It waits from now on."""
@@ -144,4 +150,4 @@ class Heart:
             await out.prepare(self._request)
             self._out = out
         place = self._places.of(self._ident)
-        await self._out.write(self._voice.beat(place))
+        await self._out.write(self._voice.beat(place, self._model))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from aiohttp import web
 
 from gateway.core.model import Code, Refusal
 from gateway.edge import body as bodies
-from gateway.edge import replies
-from gateway.edge.dialects import Invalid
+from gateway.edge import replies, routes
+from gateway.edge.dialects import Invalid, guard
 from gateway.edge.trip import clean_id
 from gateway.edge.voices import OPENAI
 from gateway.gate import Shed
@@ -26,12 +27,25 @@ if TYPE_CHECKING:
 GONE = 499
 """The status of an answer that nobody gets, as nginx calls it: the connection is closed already."""
 
+UNKNOWN: Final = replies.Answer(
+    404,
+    {
+        "message": "There is no such model here for this client. GET /v1/models lists those there are.",
+        "type": "not_found_error",
+        "param": "model",
+        "code": Code.NOT_FOUND.value,
+    },
+    {replies.SOURCE: "gateway", "x-should-retry": "false"},
+)
+"""The same for a model that is not there and one that is not the client's: it is not told which."""
+
 RESTART_S = 10.0
 """Told while no server is ready. A restart takes 15-60 s; SDKs retry twice, so not much less."""
 
 
 def answer(request: web.BaseRequest, callers: Callers, fleet: Fleet) -> web.StreamResponse:
-    """The model list of every server that is ready, merged, as far as the client may use it."""
+    """The models of every server that is ready, merged, as far as the client may use them; or the one
+    of them that the path names."""
     try:
         client = callers.known(request)
     except Shed as shed:
@@ -39,23 +53,30 @@ def answer(request: web.BaseRequest, callers: Callers, fleet: Fleet) -> web.Stre
     ready = [backend for backend in fleet if backend.ready]
     if not ready:
         return plain(request, nobody(fleet))
-    return web.json_response(
-        {
-            "object": "list",
-            "data": [
-                {
-                    "id": model,
-                    "object": "model",
-                    "created": 0,
-                    "owned_by": "sglang",
-                    "root": model,
-                    "parent": None,
-                    "max_model_len": context,
-                }
-                for model, context in callers.visible(client, _served(ready), int).items()
-            ],
-        }
-    )
+    known = callers.visible(client, _served(ready), int)
+    path = request.rel_url.raw_path
+    if not path.startswith(routes.MODEL):
+        listed = [_told(*one) for one in known.items()]
+        return web.json_response({"object": "list", "data": listed})
+    asked = unquote(
+        path.removeprefix(routes.MODEL)
+    )  # an SDK writes Qwen%2FQwen3-8B, a person does not
+    for name in (asked, guard.untagged(asked)):
+        if name in known:
+            return web.json_response(_told(name, known[name]))
+    return plain(request, UNKNOWN)
+
+
+def _told(model: str, context: int) -> dict[str, Any]:
+    return {
+        "id": model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "sglang",
+        "root": model,
+        "parent": None,
+        "max_model_len": context,
+    }
 
 
 def _served(ready: list[Backend]) -> dict[str, int]:
@@ -119,6 +140,8 @@ def no(error: Invalid | bodies.Unread | Shed) -> Refusal | replies.Answer:
             return replies.too_large(error.size, error.limit)
         case bodies.Garbled():
             return replies.garbled(str(error))
+        case bodies.Coded():
+            return replies.coded()
         case _:
             return replies.too_slow(str(error))
 

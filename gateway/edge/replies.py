@@ -93,9 +93,9 @@ ADVICE: Final = {
 """What the client can do about each refusal."""
 
 
-def refused(refusal: Refusal, *, param: str | None = None) -> Answer:
-    """A refusal as an answer."""
-    status = STATUS[refusal.code]
+def refused(refusal: Refusal, *, param: str | None = None, status: int | None = None) -> Answer:
+    """A refusal as an answer; `status` where HTTP has a closer one than the code's."""
+    status = STATUS[refusal.code] if status is None else status
     error: dict[str, Any] = {
         "message": f"{_sentence(refusal.message, param)} {ADVICE[refusal.code]}",
         "type": _type(status),
@@ -120,15 +120,21 @@ def refused(refusal: Refusal, *, param: str | None = None) -> Answer:
     return Answer(status, error, headers)
 
 
-def invalid(message: str, param: str | None = None) -> Answer:
+def invalid(message: str, param: str | None = None, *, status: int | None = None) -> Answer:
     """A body the engine would refuse, refused here."""
-    return refused(Refusal(Code.INVALID_REQUEST, message), param=param)
+    return refused(Refusal(Code.INVALID_REQUEST, message), param=param, status=status)
 
 
 def too_large(size: int, limit: int) -> Refusal:
     """A body over the limit, bytes: so much was announced, or read so far."""
     words = f"the body has {size} bytes or more; the limit is {limit}"
     return Refusal(Code.BODY_TOO_LARGE, words, size, limit)
+
+
+def coded() -> Answer:
+    """A body in a coding that is not unpacked here."""
+    words = "the body has a content-encoding that is not understood; send it plain, gzip or deflate"
+    return _last(invalid(words, "content-encoding", status=415))
 
 
 def too_slow(message: str) -> Answer:
@@ -145,7 +151,10 @@ def too_slow(message: str) -> Answer:
 
 def garbled(message: str) -> Answer:
     """A body of which nobody knows where it ends."""
-    answer = invalid(message)
+    return _last(invalid(message))
+
+
+def _last(answer: Answer) -> Answer:
     return replace(answer, headers={**answer.headers, "connection": "close"})
 
 

@@ -2,7 +2,8 @@
 routes above all, whatever the method, the encoding of the path or an upgrade header says.
 
 A path is compared byte for byte as it came. Nothing is decoded or normalised first, so there is no
-second spelling of a route that the engine would understand and this table would not.
+second spelling of a route that the engine would understand and this table would not. What follows
+`/v1/models/` is a name that is looked for in a list here, and never goes on to an engine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gateway.edge.voices import OLLAMA, OPENAI, Voice
 class Quick(StrEnum):
     """Routes that cost the engine no generation."""
 
-    MODELS = "models"  # relayed from a server that is ready
+    MODELS = "models"  # the list of those that are served, or one of them: see `models`
     COUNT = "count"  # Anthropic's count of a prompt: the gate's own counter answers
     ALIVE = "alive"  # agents probe the root before they begin: answered here
     TAGS = "tags"  # Ollama's list of models, as the three below: see `catalogue`
@@ -58,6 +59,9 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("HEAD", "/"): Quick.ALIVE,
 }
 
+MODEL = "/v1/models/"
+"""Begins the one path that does not stand in the table: a model's name, with slashes or without."""
+
 METHODS: dict[str, tuple[str, ...]] = {}
 for _method, _path in ROUTES:
     METHODS[_path] = (*METHODS.get(_path, ()), _method)
@@ -70,4 +74,6 @@ def voice(raw_path: str) -> Voice:
 
 def find(method: str, raw_path: str) -> Route | None:
     """The route of a request, or None where there is none."""
+    if method == "GET" and raw_path.startswith(MODEL) and raw_path != MODEL:
+        return Quick.MODELS
     return ROUTES.get((method, raw_path))

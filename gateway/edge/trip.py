@@ -15,7 +15,7 @@ from aiohttp import web
 
 from gateway.core.model import Code, Outcome, Refusal, RequestId
 from gateway.edge import replies
-from gateway.edge.body import Garbled, TooLarge
+from gateway.edge.body import Coded, Garbled, TooLarge
 from gateway.edge.heartbeat import Heart
 from gateway.edge.tickets import session
 from gateway.observe.record import Record, served_or_other
@@ -230,11 +230,13 @@ class Trip:
         return self._answer(answer)
 
     def unread(self, error: Unread) -> web.Response:
-        """The answer to a request whose body was too large, too slow or too broken to be read."""
+        """The answer to a request whose body was too large, slow, strange or broken to be read."""
         if isinstance(error, TooLarge):
             return self.refused(replies.too_large(error.size, error.limit))
         if isinstance(error, Garbled):
             return self.refuse(replies.garbled(str(error)), Code.INVALID_REQUEST)
+        if isinstance(error, Coded):
+            return self.refuse(replies.coded(), Code.INVALID_REQUEST)
         return self.refuse(replies.too_slow(str(error)), Code.INVALID_REQUEST)
 
     def known(self, body: bytes) -> web.Response:

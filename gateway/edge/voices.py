@@ -44,8 +44,8 @@ class Voice(Protocol):
         complete answer: SDKs raise on it, and nothing pretends that the answer was complete."""
         ...
 
-    def beat(self, place: int) -> bytes:
-        """A sign of life for one that waits in `place`; parsers drop it."""
+    def beat(self, place: int, model: str) -> bytes:
+        """A sign of life for one that waits in `place` for `model`; parsers drop it."""
         ...
 
 
@@ -66,7 +66,7 @@ class OpenAi:
         """See `Voice.event`."""
         return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
 
-    def beat(self, place: int) -> bytes:
+    def beat(self, place: int, model: str) -> bytes:  # noqa: ARG002 - a place says enough
         """See `Voice.beat`: a comment."""
         return f": waiting, position {place}\n\n".encode()
 
@@ -97,6 +97,7 @@ KINDS: Final = {
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     504: "timeout_error",
     529: "overloaded_error",
@@ -125,7 +126,7 @@ class Anthropic:
         """See `Voice.event`."""
         return b"event: error\ndata: " + self.upstream(error, status)[1] + b"\n\n"
 
-    def beat(self, place: int) -> bytes:  # noqa: ARG002 - its ping carries nothing
+    def beat(self, place: int, model: str) -> bytes:  # noqa: ARG002 - its ping carries nothing
         """See `Voice.beat`: the ping that Anthropic's own streams have."""
         return b'event: ping\ndata: {"type": "ping"}\n\n'
 
@@ -162,9 +163,9 @@ class Ollama:
         """See `Voice.event`."""
         return self.upstream(error, status)[1] + b"\n"
 
-    def beat(self, place: int) -> bytes:  # noqa: ARG002 - nothing of it may reach the answer's text
+    def beat(self, place: int, model: str) -> bytes:  # noqa: ARG002 - no place in the answer's text
         """See `Voice.beat`."""
-        piece = {"model": "", "created_at": wall_time(), **self._empty, "done": False}
+        piece = {"model": model, "created_at": wall_time(), **self._empty, "done": False}
         return orjson.dumps(piece) + b"\n"
 
 

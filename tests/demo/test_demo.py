@@ -56,6 +56,14 @@ def test_a_minute_of_the_box(
         assert any('"event":"request"' in line or "request" in line for line in lines)
 
 
+@pytest.mark.parametrize("seconds", ["0", "-1", "59", "nan", "inf"])
+def test_a_show_too_short_to_show_anything_is_refused(seconds, capsys) -> None:
+    assert demo.run([f"--seconds={seconds}"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "60 or more" in err
+
+
 def test_the_table_has_a_column_an_act() -> None:
     lines = report.table([tally(title="alone"), tally(title="with the gate")]).splitlines()
     assert lines[0].split() == ["alone", "with", "the", "gate"]

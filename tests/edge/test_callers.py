@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import quote
 
 import pytest
 from structlog.testing import capture_logs
+from yarl import URL
 
 from gateway import app
 from gateway.edge import routes
@@ -58,9 +60,25 @@ async def test_models_that_are_not_the_client_s_are_403(start, model: Any) -> No
         got = await rig.post(CHAT, chat(model=model), headers=key("a"))
         assert (got.status, got.code) == (403, "forbidden")
         assert rig.records[0]["client"] == "a"
-        assert "it may use tiny" in got.error["message"]
+        message = got.error["message"]
+        assert "it may use tiny" in message
+        assert ("leave out which model" in message) == (model in (None, "", []))
         assert (await rig.post(CHAT, chat(), headers=key("a"))).status == 200
         assert len(rig.engine.seen) == 1
+
+
+async def test_who_names_no_model_is_told_so_and_of_no_others(start) -> None:
+    """It read that it may not use a model that it had never asked for."""
+    policy = {"clients": [keyed("a", models="mine"), keyed("b")], "models": {"mine": "tiny"}}
+    async with start(policy) as rig:
+        body = chat()
+        del body["model"]
+        got = await rig.post(CHAT, body, headers=key("a"))
+        assert (got.status, got.code) == (403, "forbidden")
+        words = "Client 'a' may not leave out which model it wants; it may use mine."
+        assert got.error["message"].startswith(words)
+        assert "tiny" not in got.error["message"]
+        assert (await rig.post(CHAT, body, headers=key("b"))).status == 200
 
 
 async def test_an_alias_is_asked_for_by_its_real_name(start) -> None:
@@ -80,6 +98,56 @@ async def test_an_alias_is_asked_for_by_its_real_name(start) -> None:
             async with rig.http.get(url, headers=key(client)) as answer:
                 listed[client] = [one["id"] for one in (await answer.json())["data"]]
         assert listed == {"a": ["tiny", "gpt-5"], "b": ["gpt-5"], "c": ["tiny", "gpt-5"]}
+
+
+SLASHED = "Qwen/Qwen3-8B"
+
+
+async def test_one_model_is_told_by_the_rules_of_the_list(start) -> None:
+    policy = {
+        "models": {"gpt-5": SLASHED, "gone": "not-served"},
+        "clients": [keyed("a", models=SLASHED), keyed("b", models=["gpt-5"]), keyed("c")],
+    }
+    names = (SLASHED, "gpt-5", "gone", "not-served", "tiny", "Qwen", "")
+    async with start(policy, model=SLASHED) as rig:
+        asked = dict(rig.engine.calls)
+
+        async def ask(path: str, client: str) -> tuple[int, Any]:
+            url = URL(f"{rig.app.listen_url}/v1/models{path}", encoded=True)
+            async with rig.http.get(url, headers=key(client)) as answer:
+                return answer.status, await answer.json()
+
+        for client in "abc":
+            listed = {one["id"]: one for one in (await ask("", client))[1]["data"]}
+            assert listed
+            for name in names:
+                for path in (f"/{name}", f"/{quote(name, safe='')}"):
+                    status, told = await ask(path, client)
+                    assert status == (200 if name in listed else 404), path
+                    if status == 200:
+                        assert told == listed[name]
+                    else:
+                        error = told["error"]
+                        assert (error["code"], error["type"]) == ("not_found", "not_found_error")
+                        assert not any(one in error["message"] for one in names[:5])
+        assert (await ask(f"/{SLASHED}:latest", "c"))[1]["id"] == SLASHED, "as Ollama's clients say"
+        assert (await ask(f"/{SLASHED}", "nobody"))[0] == 401
+        twice = quote(quote(SLASHED, safe=""), safe="")
+        for odd in (f"/{twice}", f"/{SLASHED}/", f"//{SLASHED}", "/%ff%00", "/../../flush_cache"):
+            assert (await ask(odd, "c"))[0] == 404, odd
+        own = {"/v1/loads", "/v1/models", "/server_info", "/model_info", "/metrics"}
+        grew = {path for path, n in rig.engine.calls.items() if n > asked.get(path, 0)}
+        assert grew <= own, "the gate's own questions"
+        assert rig.engine.seen == []
+
+
+async def test_one_model_is_asked_of_no_server_that_is_not_ready(start) -> None:
+    async with start() as rig:
+        await rig.engine.die()
+        await rig.until(lambda: not rig.app.fleet.any_ready, 8)
+        async with rig.http.get(rig.app.listen_url + "/v1/models/tiny") as answer:
+            assert answer.status == 503
+            assert (await answer.json())["error"]["code"] == "no_backend"
 
 
 async def test_each_model_is_asked_of_the_servers_that_have_it(start) -> None:

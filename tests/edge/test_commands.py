@@ -225,6 +225,38 @@ def test_the_exit_codes_of_the_small_commands(capsys, tmp_path) -> None:
     assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["schema"],
+        ["--help"],
+        ["check", "--help"],
+        ["plan", "--available-gib=23.2", "--weights-gib=17.67", "--cell-bytes=32768"],
+        ["plan", "--available-gib=23.2", "--weights-gib=17.67", "--cell-bytes=32768", "--json=-"],
+        ["audit", "--command=sglang serve --model-path m"],
+        ["twin", "--port=0"],
+    ],
+    ids=lambda argv: " ".join(argv)[:20],
+)
+def test_who_reads_no_further_ends_a_command_without_a_word(argv: list[str]) -> None:
+    """`kvgate schema | head -1`: a pipe that nobody reads is no error of anybody."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway.cli", *argv],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=20,
+            env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},  # as in a shell
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @pytest.mark.parametrize("command", ["serve", "check", "schema"])
 def test_every_command_has_help_and_refuses_unknown_options(capsys, command: str) -> None:
     with pytest.raises(SystemExit) as stopped:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.core import quarantine
 from gateway.edge import backends, crashes, handler
@@ -43,6 +44,27 @@ async def die(rig, **changes: Any) -> None:
 
 
 # ---- the report --------------------------------------------------------------------------------
+
+
+async def test_a_folder_that_is_none_is_told_at_the_start(start, tmp_path) -> None:
+    """And not at the first death, when the report would have been wanted."""
+    taken = tmp_path / "file"
+    taken.write_text("mine")
+    for path in (taken, taken / "below"):
+        with capture_logs() as logs:
+            async with start({"observe": {"crash_reports": str(path)}}) as rig:
+                assert (await rig.chat(max_tokens=2)).status == 200
+        (told,) = [line for line in logs if line["log_level"] == "warning"]
+        assert (told["event"], told["path"]) == ("crash_reports_not_possible", str(path))
+        assert told["reason"] == f"{taken} is a file, and must be a folder"
+    assert taken.read_text() == "mine"
+
+
+async def test_a_folder_that_may_not_be_written_is_told_as_well(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(crashes.os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(PermissionError, match="may not be written to"):
+        crashes.check(tmp_path / "not" / "yet")
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_death_under_load_leaves_a_report_of_numbers(start, tmp_path) -> None:

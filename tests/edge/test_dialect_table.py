@@ -116,6 +116,11 @@ async def test_a_cap(rig, path: str, field: str, column: int) -> None:
             raise
 
 
+async def test_what_is_told_of_an_absurd_number_is_the_number_on_the_page(rig) -> None:
+    got = await rig.chat(max_tokens=10**30)
+    assert f" {got.headers['x-kvgate-clamped-from']} (2^40) " in PAGE.read_text()
+
+
 async def test_several_fields(rig) -> None:
     for cells in SEVERAL:
         path, sent, forwarded = (cell.strip("`") for cell in cells)

@@ -205,6 +205,7 @@ async def test_who_waits_gets_pieces_without_a_text(start, path: str, body: Any)
             found = lines(await answer.read())
         assert "".join(map(text, found)).split() == ["w"] * 5
         assert found[-1]["done"]
+        assert beat["model"] == found[-1]["model"] == "tiny", "one answer, one name"
 
 
 async def test_a_refusal_after_a_beat_is_one_line(start) -> None:

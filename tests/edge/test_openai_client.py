@@ -40,7 +40,12 @@ async def test_an_answer_and_a_stream(rig, client) -> None:
         assert chunk.usage is None
         text += chunk.choices[0].delta.content or ""
     assert text.split() == ["w"] * 4
-    assert [model.id async for model in client.models.list()] == ["tiny"]
+    listed = [model async for model in client.models.list()]
+    assert [model.id for model in listed] == ["tiny"]
+    assert await client.models.retrieve("tiny") == listed[0]
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await client.models.retrieve("huge")
+    assert (unknown.value.code, unknown.value.param) == ("not_found", "model")
     done = await client.completions.create(model="tiny", prompt="a b", max_tokens=3)
     assert done.choices[0].finish_reason == "length"
 

@@ -42,7 +42,7 @@ CLOSED = """
 /unregister_encoder_url /update_weight_version /update_weights_from_disk
 /update_weights_from_distributed /update_weights_from_ipc /update_weights_from_tensor
 /v1/audio/transcriptions /v1/decisions /v1/detokenize /v1/loads /v1/messages/batches
-/v1/models/tiny /v1/realtime /v1/responses/r1 /v1/responses/r1/cancel /v1/systemone /v1/tokenize
+/v1/models/huge /v1/realtime /v1/responses/r1 /v1/responses/r1/cancel /v1/systemone /v1/tokenize
 /vertex_generate
 /weight_version /weights_checker /status /readyz /drain /reload
 """.split()  # noqa: SIM905 - read as a page
@@ -180,6 +180,27 @@ async def test_models_are_those_of_ready_servers(rig) -> None:
         listed = await answer.json()
     assert [(m["id"], m["max_model_len"]) for m in listed["data"]] == [("tiny", 8192)]
     assert listed["object"] == "list"
+
+
+async def test_one_model_opens_for_get_only_and_leads_nowhere_else(rig) -> None:
+    """The one path that is not compared as a whole: what follows is a name, and goes to no engine."""
+    asked = [(method, "/v1/models/tiny") for method in METHODS]
+    asked += [("GET", f"/v1/models{closed}") for closed in CLOSED]
+    asked += [("GET", f"/v1/models/..{closed}") for closed in CLOSED]
+    asked += [("GET", f"/v1/models/%2e%2e%2f{closed[1:]}") for closed in CLOSED]
+    before = dict(rig.engine.calls)
+    got = await _statuses(rig, [request(path, b"", method=method) for method, path in asked])
+    opened = [pair for pair, status in zip(asked, got, strict=True) if status not in (404, 400)]
+    assert opened == [("GET", "/v1/models/tiny")]
+    for path in set(CLOSED) - {
+        "/v1/loads",
+        "/v1/models",
+        "/server_info",
+        "/model_info",
+        "/metrics",
+    }:
+        assert rig.engine.calls[path] == before.get(path, 0), path
+    assert rig.engine.seen == []
 
 
 async def test_404_says_what_is_here(rig) -> None:

@@ -5,11 +5,13 @@ import json
 import random
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
 from gateway.app import App
 from gateway.cli import replay as replay_command
 from gateway.cli import stress as stress_command
+from gateway.cli import twin as twin_command
 from gateway.lab import synthetic
 from gateway.lab.loads import comparison, table
 from gateway.lab.replay import Recorded, read, replay, texts
@@ -136,6 +138,67 @@ def test_no_records_is_one_sentence(tmp_path, capsys, content):
     path.write_text(content)
     assert replay_command.run([str(path), "http://127.0.0.1:9"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "without a scheme"),
+        ("127.0.0.1:8080", "http://HOST:PORT"),
+        ("ftp://127.0.0.1", "http"),
+        ("http://:x", "not a URL"),
+        ("http://127.0.0.1:9/v1", "without /v1"),
+        ("http://key@127.0.0.1:9", "KVGATE_KEY"),
+    ],
+)
+def test_an_url_that_is_none_is_one_sentence(tmp_path, capsys, url, words):
+    """It was taken for a server that does not answer."""
+    records = str(lines(tmp_path, record(0.0)))
+    for command, argv in ((stress_command, [url]), (replay_command, [records, url])):
+        assert command.run(argv) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert words in err
+        assert "key@" not in err
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "0", "-1"])
+def test_a_pace_that_is_none_is_one_sentence(tmp_path, capsys, number):
+    records = str(lines(tmp_path, record(0.0)))
+    argv = [records, "http://127.0.0.1:9", f"--faster={number}"]
+    for run, given in ((replay_command.run, argv), (twin_command.run, [f"--speed={number}"])):
+        assert run(given) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert "number above 0" in err
+
+
+@pytest.mark.parametrize("command", [stress_command, replay_command])
+def test_the_help_of_a_load_says_where_a_key_goes(capsys, command):
+    with pytest.raises(SystemExit):
+        command.run(["--help"])
+    assert "KVGATE_KEY" in capsys.readouterr().out
+
+
+def test_the_help_of_the_twin_says_what_it_has_not(capsys):
+    with pytest.raises(SystemExit):
+        twin_command.run(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no responses, embeddings, rerank, score or classify" in said
+
+
+async def test_the_twin_has_not_what_its_help_says_it_has_not():
+    async with TwinServer(A10_8B) as twin, aiohttp.ClientSession() as http:
+        for path in ("responses", "embeddings", "rerank", "score", "classify"):
+            async with http.post(f"{twin.url}/v1/{path}", json={"model": "default"}) as answer:
+                assert answer.status == 404, path
+
+
+def test_the_key_of_the_environment_is_sent(monkeypatch):
+    monkeypatch.delenv("KVGATE_KEY", raising=False)
+    assert stress_command.key_headers() == {}
+    monkeypatch.setenv("KVGATE_KEY", "k")
+    assert stress_command.key_headers() == {"authorization": "Bearer k"}
 
 
 def test_a_load_without_a_url_is_usage(capsys):

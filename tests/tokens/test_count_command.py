@@ -99,3 +99,13 @@ async def test_what_is_missing_is_said(count, tmp_path, capsys):
     assert "must be a directory with a tokenizer.json" in capsys.readouterr().err
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     assert "must be UTF-8 text" in (await count(tmp_path / "binary"))[2]
+
+
+@pytest.mark.parametrize("version", ["banana", "0.5", ""])
+async def test_a_version_that_is_none_is_refused(count, tmp_path, version):
+    """It was counted as the newest would, without a word."""
+    path = tmp_path / "body.json"
+    path.write_text(json.dumps(LINES[1]))
+    code, out, err = await count(f"--engine-version={version}", path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "three numbers, as 0.5.17" in err

@@ -21,6 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.app import App
 from gateway.policy.source import Source
 from tests.fakes.sglang import FakeSGLang
+from tests.hangup import hang_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -213,7 +214,7 @@ class Peer:
 
     def reset(self) -> None:
         """Go away without a word."""
-        self.writer.transport.abort()
+        hang_up(self.writer.transport)
 
 
 def chat(words: int = 16, **fields: Any) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from tests.hangup import hang_up
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -114,7 +116,7 @@ class Wire(asyncio.StreamReaderProtocol):
         sock: socket.socket | None = self.writer.get_extra_info("socket")
         if sock is not None and not self.writer.transport.is_closing():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.writer.transport.abort()
+        hang_up(self.writer.transport)
 
 
 def head(status: int, headers: dict[str, str]) -> bytes:

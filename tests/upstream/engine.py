@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gateway.upstream.client import Client
+from tests.hangup import hang_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -56,7 +57,7 @@ class Peer:
         self.gone.set()
 
     def reset(self) -> None:
-        self.writer.transport.abort()
+        hang_up(self.writer.transport)
 
 
 class Engine:

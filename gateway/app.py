@@ -268,7 +268,6 @@ class App:
     async def close(self) -> None:
         """Close everything, whatever of it was opened."""
         await self.reload.stop()
-        await self.draining.close()
         if self._late is not None:
             self._late.cancel()
             await asyncio.wait([self._late])

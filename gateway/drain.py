@@ -55,12 +55,6 @@ class Drain:
         """Begin, wait until nothing runs or the limit is over, and cut what is left."""
         return await asyncio.shield(self.begin())
 
-    async def close(self) -> None:
-        """Leave off, where nobody waits for the end."""
-        if self._end is not None:
-            self._end.cancel()
-            await asyncio.wait([self._end])
-
     async def _run(self) -> Drained:
         running = self._under_way.running
         try:

@@ -365,6 +365,15 @@ def test_what_an_engine_ran_before_a_fresh_table_is_charged_at_once_and_ever_les
     assert one.verdict(fresh(NOTHING, 9), 9.0).unclaimed is None, "that is over for good"
 
 
+def test_the_engine_may_be_seen_before_the_fresh_table_is() -> None:
+    """What it ran then is there all the same; with a table from before, that proves nothing."""
+    for is_fresh, charged in ((True, Amount(700 + 2 * 1_000, 0, 2)), (False, None)):
+        one = Witness("me", TTL_S, fresh=is_fresh)
+        one.saw(Sight(0.1, 2, 700))
+        one.read(fresh(), 0.2)
+        assert one.verdict(fresh(), 0.2).unclaimed == charged
+
+
 def test_of_an_engine_that_does_not_say_what_it_runs_a_fresh_table_is_free_after_a_moment() -> None:
     one = Witness("me", TTL_S, fresh=True)
     one.read(fresh(), 0.0)

@@ -54,7 +54,8 @@ class Reload:
         self._log = log
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._read: Stamps = {}  # of the files as they were read last
+        # Of the files as they were read last; those of the policy may be newer than what is in force.
+        self._read: Stamps = {} if source is None else source.stamps(policy)
         self._done = 0
         self._needs_restart: tuple[str, ...] = ()
         self._problems: list[Problem] = []
@@ -138,13 +139,28 @@ class Reload:
         }
 
     async def _look(self, source: Source) -> None:
-        self._read = last = await asyncio.to_thread(source.stamps, self._policy)
+        last = await asyncio.to_thread(source.stamps, self._policy)
+        known = False
         while True:
             await asyncio.sleep(POLL_S)
             seen = await asyncio.to_thread(source.stamps, self._policy)
-            if seen == last and (seen != self._read or self._again):
-                await self.now("file" if seen != self._read else AGAIN)
+            if seen == last:
+                # What is in force was read, or handed over, before anybody looked at the files.
+                first, known = not known, True
+                changed = seen != self._read
+                if first and not changed:
+                    changed = not await asyncio.to_thread(_says, source, self._policy)
+                if changed or self._again:
+                    await self.now("file" if changed else AGAIN)
             last = seen
+
+
+def _says(source: Source, policy: Policy) -> bool:
+    """Whether it says that very policy now."""
+    try:
+        return source.load() == policy
+    except PolicyError:
+        return False
 
 
 def _read(source: Source) -> tuple[Loaded, Stamps]:

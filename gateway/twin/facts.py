@@ -152,10 +152,7 @@ class Facts:
 
     async def loads(self, _request: web.Request) -> web.Response:
         """GET /v1/loads. Until 0.5.12 a scheduler trip, later a snapshot of some age."""
-        if not self.traits.snapshot_loads:
-            await self._scheduler_trip()
-            self.server.engine.publish(self.server.now())
-        shot = self.server.engine.snapshot
+        shot = await self._shot()
         body: dict[str, Any] = {
             "timestamp": dt.datetime.now(dt.UTC).isoformat(),
             "version": self.traits.version,
@@ -219,10 +216,7 @@ class Facts:
 
     async def get_load(self, _request: web.Request) -> web.Response:
         """GET /get_load, gone in 0.5.23."""
-        if not self.traits.snapshot_loads:
-            await self._scheduler_trip()
-            self.server.engine.publish(self.server.now())
-        shot = self.server.engine.snapshot
+        shot = await self._shot()
         body: dict[str, Any] = {
             "dp_rank": 0,
             "num_reqs": shot.running + shot.waiting,
@@ -290,6 +284,17 @@ class Facts:
             return text("Flush cache failed.\n", 400)
         self.server.engine.memory.cache.flush()
         return text("Cache flushed.\n")
+
+    async def _shot(self) -> Snapshot:
+        """The load that is told: from 0.5.17 on what the scheduler published last, which it does at
+        every turn of its loop while it is idle."""
+        engine = self.server.engine
+        if not self.traits.snapshot_loads:
+            await self._scheduler_trip()
+            return engine.publish(self.server.now())
+        if engine.idle and not self.server.process.frozen:
+            return engine.publish(self.server.now())
+        return engine.snapshot
 
     async def _scheduler_trip(self) -> None:
         """Answered between two steps: waits for the one in progress, for ever while frozen."""

@@ -179,7 +179,8 @@ class Crew:
         if process.stdin is None or process.stdout is None:
             msg = "a process without the pipes it was asked for"
             raise RuntimeError(msg)
-        with contextlib.suppress(ConnectionError):
+        # It may have ended already: a pipe that is closed is a RuntimeError to uvloop.
+        with contextlib.suppress(ConnectionError, RuntimeError):
             # Open as long as this process lives: its end tells the worker that we are gone.
             process.stdin.write(self._order(hand, patience_s).to_line())
             await process.stdin.drain()

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from gateway import reload
+from gateway.app import App
 from gateway.edge import backends
 from tests.edge.rig import CHAT, TEXT, Rig, chat, written
 from tests.fakes.behaviour import Behaviour
@@ -309,6 +310,27 @@ async def test_a_changed_file_is_read_when_it_has_come_to_rest(
         done = rig.app.reload.status()["reloads"]
         await asyncio.sleep(0.2)
         assert rig.app.reload.status()["reloads"] == done, "nothing changed, nothing read"
+
+
+@pytest.mark.parametrize("newer", [True, False])
+async def test_a_file_that_was_saved_before_the_first_look_is_read(
+    tmp_path: Path, monkeypatch, newer: bool
+) -> None:
+    """What is in force was read a second ago, or handed over by a process that had not read it yet."""
+    monkeypatch.setattr(reload, "POLL_S", 0.02)
+    async with FakeSGLang() as engine:
+        source = written(tmp_path, engine.url, {})
+        policy = source.load()
+        if newer:
+            written(tmp_path, engine.url, {"backend": {"slots": 3}})
+        app = App(policy, source)
+        await app.start()
+        try:
+            await asyncio.sleep(0.3)
+            assert app.policy.backends[0].slots == (3 if newer else policy.backends[0].slots)
+            assert app.reload.status()["reloads"] == newer
+        finally:
+            await app.stop()
 
 
 async def test_a_server_that_comes_back_too_soon_is_taken_when_it_is_gone(

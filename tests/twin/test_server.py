@@ -627,6 +627,22 @@ async def test_loads_count_what_runs_waits_and_is_used(http):
     assert load["num_total_tokens"] == load["num_used_tokens"] + 150
 
 
+async def test_an_idle_scheduler_publishes_and_a_frozen_one_does_not(http):
+    async with twin() as server:
+
+        async def published() -> float:
+            async with http.get(server.url + "/v1/loads") as answer:
+                return (await answer.json())["loads"][0]["timestamp"]
+
+        await post(http, server, "/generate", text="a", sampling_params={"max_new_tokens": 2})
+        began = time.time()
+        assert began - 0.001 <= await published() <= time.time()
+        server.freeze()
+        stands = time.time()
+        await asyncio.sleep(0.05)
+        assert await published() < stands + 0.05 / 2
+
+
 async def test_tokenize_counts_what_admission_counts(http):
     async with twin() as server:
         tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]

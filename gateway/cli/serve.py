@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.observe.log import configure
+from gateway.observe.log import configure, write_aside
 from gateway.policy.problems import PolicyError
 from gateway.policy.source import Source
 
@@ -52,6 +52,7 @@ def run(argv: list[str]) -> int:
     except PolicyError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
+    write_aside()
     configure(policy.observe.log_level)
     # Only here: a bad policy is told before anything is loaded.
     if policy.workers > 1:

@@ -16,6 +16,6 @@ minute, and `store` keeps it in files.
 
 Modules: `record` (the numbers of a request), `recorder` (records file, ring of recent ones),
 `metrics` (Prometheus), `log` (structlog), `shadow` (what admission: shadow would have done),
-`journal` (all of them, once a request); `rotated` and `background` (files that grow, and who writes
-them); `cards` (NVML), and those of the paragraph above.
+`journal` (all of them, once a request); `rotated`, `background` and `aside` (files that grow, the log,
+and who writes them); `cards` (NVML), and those of the paragraph above.
 """

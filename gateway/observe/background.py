@@ -1,14 +1,15 @@
 """Writing that nobody waits for: a bounded queue and one thread.
 
 The event loop only appends to the queue. A disk that is full, slow, read-only or gone costs what
-could not be written and one warning per outage, never a request.
+could not be written and one warning per outage, never a request. The thread is not woken for each
+item: it gathers for a moment what comes, and then writes all of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import orjson
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
+
+GATHER_S = 0.05
+"""From the first item until it is written: nobody reads a file or a log so closely, and a thread that
+is woken for each item takes more time, its own and that of the loop it disturbs, than all writing."""
 
 
 class Warn(Protocol):
@@ -48,6 +53,7 @@ class Background(Generic[T]):
         """`on_start` and `on_close` are called in the thread as well; their OSErrors are let go."""
         self.dropped = 0
         """What was put and not written."""
+        self._told = 0  # of those
         self._what = what
         self._path = path
         self._write = write
@@ -55,48 +61,46 @@ class Background(Generic[T]):
         self._batch = batch
         self._on_start = on_start
         self._on_close = on_close
+        self._waiting: deque[T] = deque()
+        self._backlog = backlog
+        self._some = threading.Event()
+        self._closing = threading.Event()
         self._failing = False
-        self._waiting: queue.Queue[T | None] = queue.Queue(backlog)
         self._thread = threading.Thread(target=self._run, name=what, daemon=True)
         self._thread.start()
 
     def put(self, item: T) -> None:
         """Let it be written. Never blocks and never raises."""
-        try:
-            self._waiting.put_nowait(item)
-        except queue.Full:
+        if len(self._waiting) >= self._backlog:
             self.dropped += 1
+            return
+        self._waiting.append(item)
+        if not self._some.is_set():
+            self._some.set()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what waits and stop. Blocks up to `timeout_s`; a hung disk is left behind."""
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=timeout_s)
+        self._closing.set()
+        self._some.set()
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             self._on_start()
-        more = True
-        while more:
-            batch, more = self._next_batch()
-            if batch:
+        over = False
+        while not over:
+            self._some.wait()
+            self._closing.wait(GATHER_S)
+            over = self._closing.is_set()
+            self._some.clear()  # before what waits is taken: what comes from here on sets it again
+            while batch := self._next_batch():
                 self._try(batch)
         with contextlib.suppress(OSError):
             self._on_close()
 
-    def _next_batch(self) -> tuple[list[T], bool]:
-        """What waits, up to a batch, and whether more may come."""
-        batch = []
-        item = self._waiting.get()
-        while item is not None:
-            batch.append(item)
-            if len(batch) == self._batch:
-                break
-            try:
-                item = self._waiting.get_nowait()
-            except queue.Empty:
-                break
-        return batch, item is not None
+    def _next_batch(self) -> list[T]:
+        """What waits, up to a batch."""
+        return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._batch))]
 
     def _try(self, batch: list[T]) -> None:
         try:
@@ -110,6 +114,7 @@ class Background(Generic[T]):
                 self._warn(f"{self._what}_not_written", path=str(self._path), reason=reason)
             self._failing = True
             return
-        if self._failing:
-            self._warn(f"{self._what}_written_again", path=str(self._path), dropped=self.dropped)
+        if self._failing or self.dropped > self._told:  # the disk failed, or all room was taken
+            self._told = self.dropped
+            self._warn(f"{self._what}_written_again", path=str(self._path), dropped=self._told)
         self._failing = False

@@ -8,6 +8,8 @@ message of a foreign exception may quote what was being parsed.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import logging
 import re
@@ -22,6 +24,7 @@ import structlog
 from structlog.stdlib import ProcessorFormatter
 
 from gateway.core.model import Outcome
+from gateway.observe.aside import Aside
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -65,7 +68,8 @@ _FRAMES = 12
 
 class Unbreakable:
     """A stream whose failures are its own: a full disk, a closed pipe or a closed file costs lines,
-    never a request. Writes and flushes; everything else is the stream's."""
+    never a request. Writes and flushes; everything else is the stream's. It waits as the stream does:
+    see `aside` for a stream that may be stuck."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -98,7 +102,9 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
     called again; the last call holds.
     """
     # Typed as what it stands for: structlog and logging write and flush, nothing else.
-    target = cast("TextIO", Unbreakable(sys.stderr if stream is None else stream))
+    target = cast(
+        "TextIO", _aside if stream is None and _aside else Unbreakable(stream or sys.stderr)
+    )
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -129,6 +135,23 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(max(threshold, logging.WARNING))
+
+
+def write_aside() -> None:
+    """From the next `configure` on, lines for stderr are written by a thread, see `aside`."""
+    global _aside  # noqa: PLW0603  # there is one stderr
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file: written as it comes
+        _aside = Aside(sys.stderr, warn=structlog.get_logger().warning)
+        atexit.register(_aside.close)
+
+
+def close_aside() -> None:
+    """Write what waits, where the process ends without `atexit`."""
+    if _aside is not None:
+        _aside.close()
+
+
+_aside: Aside | None = None
 
 
 def always(**facts: object) -> None:

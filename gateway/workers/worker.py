@@ -17,7 +17,7 @@ import uvloop
 
 from gateway.app import App
 from gateway.lease.local import LocalStore
-from gateway.observe.log import always, configure
+from gateway.observe.log import always, close_aside, configure, write_aside
 from gateway.process import CUT, serve
 from gateway.seat import Seat
 from gateway.workers.order import READY, UP, Order, control_socket, table_socket
@@ -42,6 +42,7 @@ def main() -> int:
     """Until a signal, or until the supervisor is gone."""
     order = Order.of_line(_line())
     always(worker=order.number)
+    write_aside()
     configure(order.policy.observe.log_level)
     shares = order.policy.leases is None
     seat = Seat(
@@ -104,4 +105,5 @@ def _end_with_supervisor(
     shutil.rmtree(folder, ignore_errors=True)  # nobody else will
     loop.call_soon_threadsafe(end)
     time.sleep(GONE_S)
+    close_aside()
     os._exit(CUT)

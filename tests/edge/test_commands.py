@@ -44,16 +44,18 @@ class Process:
         self.process.send_signal(sign)
         async with asyncio.timeout(10):
             out, err = await self.process.communicate()
-        return self.process.returncode or 0, out.decode(), err.decode()
+        return self.process.returncode or 0, out.decode(), (err or b"").decode()
 
 
 @asynccontextmanager
-async def serving(url: str, policy: Path | None = None) -> AsyncIterator[Process]:
+async def serving(
+    url: str, policy: Path | None = None, *, stderr: int = asyncio.subprocess.PIPE
+) -> AsyncIterator[Process]:
     options = ["--backend", url, "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gateway.cli", "serve", *([str(policy)] if policy else []), *options,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stderr=stderr,
         env={k: v for k, v in os.environ.items() if not k.startswith("KVGATE_")},
     )  # fmt: skip
     try:
@@ -104,6 +106,32 @@ async def test_serve_says_one_line_drains_at_sigterm_and_exits_0(tmp_path) -> No
         told = [one["event"] for one in lines]
         assert told == ["listening", "no_keys", "server_ready", "request", "drained"]
         assert lines[2]["pool_tokens"] == 2048
+
+
+async def test_a_log_that_nobody_reads_any_more_stops_nobody(tmp_path) -> None:
+    """A terminal after Ctrl-S, a log driver whose disk is full: not one byte more goes into stderr."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    try:
+        async with (
+            FakeSGLang() as engine,
+            serving(engine.url, stderr=write) as gate,
+            aiohttp.ClientSession() as http,
+        ):
+            await _ready(gate, http)
+            for _ in range(3):
+                async with http.post(gate.url + CHAT, json=chat(max_tokens=3)) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+            code, out, _ = await gate.end()
+            assert (code, out) == (0, "")
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 async def test_sighup_reads_the_policy_again_and_a_bad_one_changes_nothing(tmp_path) -> None:

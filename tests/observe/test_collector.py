@@ -143,12 +143,11 @@ async def test_a_disk_that_takes_nothing_is_one_warning(
     one.start()
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", fails)
-        for _ in range(4):
+        for number in range(4):
             one.look()
             assert one._file is not None
-            while one._file._waiting.qsize():
+            while one._file.dropped == number:
                 await asyncio.sleep(0.001)
-    # What was taken from the queue may still be under way: the next look comes after it.
     one.look()
     await one.stop()
     told = [event for event in log.events if event != "no_gpu_numbers"]
@@ -190,7 +189,6 @@ async def test_a_disk_that_hangs_keeps_nobody_waiting(
     assert one.verdict() is not None
     await one.stop()
     released.set()
-    one._file._waiting.put(None)
     one._file._thread.join(30)
     assert not one._file._thread.is_alive()
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gateway.core.admission import Admission
     from gateway.core.amount import Amount
     from gateway.core.appetite import Appetite
+    from gateway.core.ledger import Hold
     from gateway.core.model import (
         ClientRule,
         Grant,
@@ -59,6 +60,7 @@ class Lease:
         self._gate = gate
         self._grant: Grant | None = None
         self.generated = 0  # tokens so far, over all sequences
+        self._hold: Hold | None = None  # once its first output is here: it can not be put back then
         self._sent = False
         self._outcome: Outcome | None = None
 
@@ -102,11 +104,15 @@ class Lease:
     def first_token(self) -> None:
         """The first output reached us: the prompt is prefilled."""
         self._gate.first_token(self.ticket.id)
+        self._hold = self._gate.core.books.live(self.ticket.id)
 
     def true_up(self, generated: int) -> None:
         """So many tokens have been generated, over all sequences."""
         self.generated = generated
-        self._gate.core.true_up(self.ticket.id, generated)
+        if (hold := self._hold) is None:
+            self._gate.core.true_up(self.ticket.id, generated)
+        elif generated > hold.seen:  # as the core would, without asking for it with each piece
+            hold.seen = generated
 
     def cached(self, tokens: int) -> None:
         """So many prompt tokens lay in the server's cache."""
@@ -129,7 +135,7 @@ class Lease:
 
         Raises Shed when its time in the queue is over.
         """
-        self._grant, self._sent, self.generated = None, False, 0
+        self._grant, self._sent, self.generated, self._hold = None, False, 0, None
         self._grant = await self._gate.regrant(self.ticket, pause_s)
 
     def _leave(self, outcome: Outcome) -> None:

@@ -79,6 +79,8 @@ class Backend:
         """The policy names it no more: nothing new goes there, what waits for it and runs may end."""
         self.pools: tuple[PoolId, ...] = ()
         self.watch: Watch | None = None
+        self.alive: Callable[[], None] = lambda: None
+        """To be called when a byte of a real answer came: the watch's, with nothing between."""
         self.life = 0
         """Grows when what it held is written off."""
         self.deaths = 0  # with requests in flight
@@ -191,11 +193,6 @@ class Backend:
         """A request broke in a way that a dead server explains."""
         if self.watch is not None:
             self.watch.suspect(reason)
-
-    def alive(self) -> None:
-        """A byte of a real answer came."""
-        if self.watch is not None:
-            self.watch.alive()
 
     def took_loads(self, loads: LoadsFacts) -> None:
         """The watch read what the engine holds."""

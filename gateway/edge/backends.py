@@ -197,6 +197,7 @@ class Fleet:
             busy_since=partial(getattr, backend, "busy_since"),
             pace=Pace(stall_s=self._policy.limits.stall_s),
         )
+        backend.alive = backend.watch.alive
         backend.on_prefilled = partial(self._prefilled, backend)
         backend.on_probe = partial(self._probe, backend)
         backend.watch.start()

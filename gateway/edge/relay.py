@@ -19,6 +19,7 @@ from aiohttp import web
 from gateway.core.model import Outcome
 from gateway.edge import replies
 from gateway.edge.dialects import Times
+from gateway.edge.pieces import Pieces
 from gateway.edge.voices import retold, wall_time
 from gateway.edge.wire import Wire
 from gateway.tokens import Kind
@@ -137,24 +138,22 @@ class Relay:
     async def _stream(self, reply: Reply, data: bytes) -> web.StreamResponse:
         out = await self._open(reply, streamed=True)
         tap = SseTap(self._dialect, strip_usage=self._intent.strip_usage)
-        wire = Wire(self._trip.request)
-
-        def look(data: bytes) -> bytes:
-            forward = tap.feed(data)
-            self._progress(tap)
-            if reply.ended:
-                self._engine_is_done(tap, reply)
-            return forward if self._teller is None else self._teller.feed(data)
-
-        def pass_on(data: bytes) -> bool:
-            return not (forward := look(data)) or wire.put(forward)
-
+        pieces = Pieces(
+            tap,
+            reply,
+            backend=self._backend,
+            lease=self._lease,
+            teller=self._teller,
+            wire=Wire(self._trip.request),
+            on_first=self._first_output,
+            on_end=lambda: self._engine_is_done(tap, reply),
+        )
         try:
-            if data and (forward := look(data)):  # with the head
+            if data and (forward := pieces.look(data)):  # with the head
                 await self._write(out, forward)
             else:
                 self._trip.request.writer.send_headers()
-            while not await reply.pour(pass_on):
+            while not await reply.pour(pieces.pass_on):
                 await self._patiently(self._trip.request.writer.drain())
             rest = tap.finish()
             if self._teller is not None:
@@ -171,17 +170,11 @@ class Relay:
         await out.write_eof()
         return out
 
-    def _progress(self, facts: Facts) -> None:
-        self._backend.alive()
-        if facts.tokens:
-            if not self._speaking:
-                self._speaking = True
-                self._trip.first_output(_now())
-                self._lease.first_token()
-                self._backend.prefilled()
-            elif self._backend.on_trial:  # a stream from before it was reached anew
-                self._backend.prefilled()
-            self._lease.true_up(facts.tokens)
+    def _first_output(self) -> None:
+        self._speaking = True
+        self._trip.first_output(_now())
+        self._lease.first_token()
+        self._backend.prefilled()
 
     def _engine_is_done(self, facts: Facts, reply: Reply) -> None:
         """The whole answer has come, read or not by the client: the reservation ends here."""

@@ -67,25 +67,30 @@ class Exchange:
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
-        if self._sink is not None and self._chunks and self._goes_on(self._sink):
+        if self._sink is not None and self._chunks and self._goes_on(self._sink, self._chunks):
             return
         if not waiter.done():
             waiter.set_result(None)
 
-    def _goes_on(self, sink: Callable[[bytes], bool]) -> bool:
-        """Hand over what came; whether nobody need be woken for it."""
+    def _goes_on(self, sink: Callable[[bytes], bool], chunks: list[bytes]) -> bool:
+        """Hand over what came; whether nobody need be woken for it. Every piece of every stream
+        comes by here, so it is `read_nowait` once more, without what cannot be."""
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self.unread = 0
         try:
-            takes_more = sink(self.read_nowait() or b"")
+            takes_more = sink(data)
         except Exception as error:  # noqa: BLE001  # it is the reader's, not the connection's
             self._sink_error = error
             return False
+        connection = self._connection
         if not takes_more:
             self._sink = None
             return False
-        if self.ended or self._connection is None:
+        if self.ended or connection is None:
             return False
         if self._idle_s is not None:
-            self._connection.watch(self._idle_s)
+            connection.watch(self._idle_s)
         return True
 
     def end(self) -> None:

@@ -135,11 +135,21 @@ class SseTap(Facts):
 
         A bare quote ends a string, so bytes with quotes, found whole, are never part of a text.
         """
-        *events, rest = data.split(self._after)
+        before, after = self._before, self._after
+        least = len(before)
+        if (  # one event, nearly always: then all between the two is its text
+            data.startswith(before)
+            and data.endswith(after)
+            and _IN_STRING.fullmatch(data, least, most := len(data) - len(after)) is not None
+            and most > least
+            and (data.isascii() or _is_utf8(data))
+        ):
+            self.events += 1
+            self.tokens += 1
+            return True
+        *events, rest = data.split(after)
         if rest or not events:
             return False
-        before = self._before
-        least = len(before)
         for event in events:
             if (
                 len(event) <= least

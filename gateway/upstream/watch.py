@@ -102,6 +102,7 @@ class Watch:
         self._why_away: str | None = None
         self._busy_since = busy_since
         self._pace = pace or Pace()
+        self._now = asyncio.get_running_loop().time
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._state = Life.CONNECTING
@@ -394,6 +395,3 @@ class Watch:
         self._error = error
         if state is not self._state:
             self._state, self._since = state, self._now()
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()

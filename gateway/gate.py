@@ -354,6 +354,7 @@ class Gate:
             raise
         finally:
             self._waiters.pop(ident, None)
+            del waiter  # a refusal that it holds has passed this frame, and so holds it
         self._granted.pop(ident, None)
         return grant
 

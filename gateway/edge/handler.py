@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from gateway.core.model import ClientRule, Ticket
-    from gateway.edge.backends import Backend, Fleet
+    from gateway.edge.backends import Fleet
     from gateway.edge.booked import Booked
     from gateway.edge.callers import Callers
     from gateway.edge.deaths import Deaths
@@ -264,11 +264,9 @@ class DataPlane:
             except _Unreserved:
                 pass
             except UpstreamError as error:  # the client has had nothing
-                if error.sent:
-                    self._deaths.failures.broke(flight, error.kind)
-                    await self._buried_with_its_server(trip, lease, backend, error)
-                else:
-                    pause_s = self._not_there(trip, backend, error)
+                if not await self._may_go_again(trip, flight, error):
+                    raise
+                pause_s = 0.0 if error.sent else PAUSE_S
             finally:
                 if lease.ended:
                     self._reaper.ended(trip.id)
@@ -311,25 +309,26 @@ class DataPlane:
             raise Invalid(msg) from None
         return await begin(flight.reply, streamed=intent.stream)
 
-    def _not_there(self, trip: Trip, backend: Backend, error: UpstreamError) -> float:
-        """Nothing was sent: how long to wait before the next try. Raises `error` at the last."""
-        backend.suspect(str(error))
+    async def _may_go_again(self, trip: Trip, flight: Flight, error: UpstreamError) -> bool:
+        """Whether what failed before its client had anything gets another try. Nothing is raised here:
+        an error that passes a frame which was given it is a cycle."""
+        if error.sent:
+            self._deaths.failures.broke(flight, error.kind)
+            if error.kind not in BROKEN:
+                return False
+        flight.backend.suspect(str(error))
+        if error.sent:
+            return await self._died_with_its_server(trip, flight)
         trip.refused_connections += 1
-        if trip.refused_connections >= CONNECTS:
-            raise error
-        return PAUSE_S
+        return trip.refused_connections < CONNECTS
 
-    async def _buried_with_its_server(
-        self, trip: Trip, lease: Lease, backend: Backend, error: UpstreamError
-    ) -> None:
-        """Return if the server died and took the request with it; raise `error` if it lives.
+    async def _died_with_its_server(self, trip: Trip, flight: Flight) -> bool:
+        """Whether the server died and took the request with it; False if it lives.
 
         The engine may have been at work on it, and only a dead one is certain to have stopped. The
         reservation stays until the watch knows, for as long as the request may wait at all.
         """
-        if error.kind not in BROKEN:
-            raise error
-        backend.suspect(str(error))
+        backend, lease = flight.backend, flight.lease
         until = trip.began + self._policy.queue.max_wait_s
         try:
             async with asyncio.timeout_at(until):
@@ -337,8 +336,7 @@ class DataPlane:
                     await backend.turned()
         except TimeoutError:
             pass
-        if not lease.void or self._gate.now() >= until:
-            raise error
+        return lease.void and self._gate.now() < until
 
     # ---- the steps before the gate ---------------------------------------------------------------
 

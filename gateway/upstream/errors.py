@@ -33,3 +33,8 @@ class UpstreamError(Exception):
         self.kind = kind
         self.sent = sent  # request bytes had been handed to a socket
         self.answered = answered  # at least one response byte had arrived
+
+    def afresh(self) -> UpstreamError:
+        """One like it, to be raised where this one is kept: a raised error holds all frames it passed,
+        and those hold its keeper."""
+        return UpstreamError(self.kind, str(self), sent=self.sent, answered=self.answered)

@@ -116,7 +116,7 @@ class Exchange:
         """
         while not self.head_done:
             if self._error is not None:
-                raise self._error
+                raise self._error.afresh()
             await self._wait(timeout_s)
 
     async def read(self, timeout_s: float | None) -> bytes:
@@ -140,7 +140,7 @@ class Exchange:
                 self._connection.drained()
             return data
         if self._error is not None:
-            raise self._error
+            raise self._error.afresh()
         return b"" if self.ended else None
 
     async def pour(self, sink: Callable[[bytes], bool], timeout_s: float | None) -> bool:

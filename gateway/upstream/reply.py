@@ -93,18 +93,24 @@ class Reply:
         try:
             await self._exchange.head(self._first_byte_s)
         except UpstreamError as error:
-            resend, self._resend = self._resend, None
+            resend, on_write = self._resend, self._on_write
+            self.forget()
             raced = not error.answered and error.kind is Failure.RESET
             late = asyncio.get_running_loop().time() - self._sent_at > _RACE_S
             if resend is None or not raced or late or self._client.closed:
                 raise
-            self._exchange = await self._client.again(*resend, self._on_write)
+            self._exchange = await self._client.again(*resend, on_write)
             self._headers = None
             await self._exchange.head(self._first_byte_s)
+        self.forget()
 
     def forget(self) -> None:
-        """Nobody wants the answer any more: never send the request a second time for it."""
-        self._resend = None
+        """Never send the request a second time: its answer has begun, or nobody wants it any more.
+
+        Its bytes may be many; and what is called at a write knows this reply, so that only the
+        collector of cycles would ever find both.
+        """
+        self._resend = self._on_write = None
 
     @property
     def ended(self) -> bool:
@@ -168,5 +174,5 @@ class Reply:
         """Drop the connection now, unless the body has ended. Idempotent; never blocks.
 
         Whoever reads gets an UpstreamError that says `why`."""
-        self._resend = None  # a connection dropped on purpose has not lost a race
+        self.forget()  # a connection dropped on purpose has not lost a race
         self._exchange.close(why, kind)

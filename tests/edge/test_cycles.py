@@ -1,0 +1,102 @@
+"""A request that has ended is gone from memory at once, and not when the collector of cycles looks:
+bodies are large, and a collector that finds nothing need not stop the loop to search."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from gateway.edge import handler
+from gateway.edge.trip import Trip
+from tests.edge.rig import API_CHAT, CHAT, GENERATE, chat
+from tests.fakes.behaviour import Behaviour, queue_full, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TURN = [{"role": "user", "content": "a b c"}]
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Trip]]]:
+    """All that are made, while nothing looks for cycles."""
+    seen: list[weakref.ref[Trip]] = []
+    begun = Trip.__init__
+
+    def begin(self: Trip, *args: Any) -> None:
+        seen.append(weakref.ref(self))
+        begun(self, *args)
+
+    monkeypatch.setattr(Trip, "__init__", begin)
+    gc.collect()
+    gc.disable()
+    yield seen
+    gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(max_tokens=3)),
+        (CHAT, chat(max_tokens=3, stream=True)),
+        (CHAT, chat(max_tokens=3, stream=True, n=2)),
+        (GENERATE, {"text": "a b", "sampling_params": {"max_new_tokens": 3}}),
+        (API_CHAT, {"model": "m", "messages": TURN, "options": {"num_predict": 3}}),
+        ("/v1/messages", {"model": "m", "messages": TURN, "max_tokens": 3, "stream": True}),
+        ("/v1/responses", {"model": "m", "input": "a b", "max_output_tokens": 3, "store": False}),
+        (CHAT, chat(99_999)),
+        (CHAT, b"{"),
+        (CHAT, chat(model="nobody's")),
+    ],
+)
+async def test_an_answered_request_is_gone(rig, trips, path: str, body: Any) -> None:
+    await rig.post(path, body)
+    rig.handled = len(trips)
+    await rig.until(lambda: all(trip() is None for trip in trips))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "first",
+    [
+        queue_full(),
+        refuse(400, "no"),
+        refuse(500, "no"),
+        Behaviour(reset_at=0),
+        Behaviour(reset_at=1),
+        Behaviour(tokens=3, close_at=2),
+        Behaviour(tokens=3, error=(500, "no"), error_at=1),
+        Behaviour(raw=b"no HTTP\r\n\r\n"),
+    ],
+)
+async def test_so_is_one_that_its_server_failed(
+    rig, trips, monkeypatch, first: Behaviour, stream: bool
+) -> None:
+    monkeypatch.setattr(handler, "PAUSE_S", 0.01)
+    rig.engine.queue.append(first)
+    with suppress(aiohttp.ClientPayloadError):
+        await rig.post(CHAT, chat(max_tokens=3, stream=stream))
+    rig.handled = len(trips)
+    await rig.until(lambda: all(trip() is None for trip in trips))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_so_is_one_whose_client_left(rig, trips, stream: bool) -> None:
+    rig.engine.default = Behaviour(tokens=9, hold=asyncio.Event(), hold_at=1)
+    async with rig.socket() as peer:
+        body = json.dumps(chat(max_tokens=9, stream=stream)).encode()
+        await peer.send(
+            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        await rig.engine.arrived()
+        peer.reset()
+    rig.handled = len(trips)
+    await rig.until(lambda: all(trip() is None for trip in trips))

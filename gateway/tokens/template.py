@@ -76,6 +76,8 @@ _DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 _ABSENT: Final = object()
 # Types of which the sandbox forbids nothing but names with an underscore in front.
 _HARMLESS: Final = frozenset({str, jinja2.runtime.LoopContext, jinja2.utils.Namespace})
+# Those of strings that the sandbox replaces by its own.
+_FORMATS: Final = frozenset({"format", "format_map"})
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -90,6 +92,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             found = obj.get(attribute, _ABSENT)
             return found if found is not _ABSENT else self.undefined(obj=obj, name=attribute)
+        if type(obj) in _HARMLESS and attribute not in _FORMATS and not attribute.startswith("_"):
+            found = getattr(obj, attribute, _ABSENT)
+            if found is not _ABSENT:
+                return found
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401

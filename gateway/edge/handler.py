@@ -135,7 +135,9 @@ class DataPlane:
             return web.Response(status=models.GONE)
         finally:
             trip.heart.rest()
-            self._journal.request(trip.done(self._gate.now()))
+            # Told of in the next turn: an answer in one piece is written between this and that.
+            record = trip.done(self._gate.now())
+            asyncio.get_running_loop().call_soon(self._journal.request, record)
             self.under_way.over(trip)
 
     async def _answer(self, trip: Trip, dialect: Dialect) -> web.StreamResponse:

@@ -152,7 +152,9 @@ async def test_e07_one_clients_errors_cost_nobody_else(world) -> None:
             good = await rig.post(TEXT, FIVE, headers={"x-who": "b"})
             assert good.status == 200
             statuses = {got.status for got in await asyncio.gather(*bad)}
-            assert statuses == {500} if number == 0 else {429}, "it is the client that cools down"
+            # Of the first ten some may come so late that five others have failed by then.
+            assert statuses - {429} == ({500} if number == 0 else set()), "the client cools down"
+            assert statuses
         (backend,) = (await rig.status())["backends"]
         assert (backend["state"], list(backend["cooling"])) == ("ready", ["a"])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -175,6 +176,7 @@ class App:
         self._tls = None if named.tls is None else Presented(named.tls)
         self._runners: list[web.BaseRunner] = []
         self._late: asyncio.Task[None] | None = None
+        self.most_connections = math.inf  # of clients at once
         self.listen_url = ""
         self.control_url = ""
 
@@ -186,6 +188,7 @@ class App:
         log = ClientsApart()
         server = Face(
             self.data.handle,
+            most=self.most_connections,
             handler_cancellation=True,  # a client that leaves ends its request, in every phase
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,

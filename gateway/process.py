@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -56,7 +57,7 @@ async def serve(
     loop.add_signal_handler(
         signal.SIGHUP, lambda: spawn(app.reload.now("SIGHUP"), "reload on SIGHUP")
     )
-    enough_files(app.policy.queue.max_requests, app.log)
+    app.most_connections = enough_files(app.policy.queue.max_requests, app.log)
     try:
         await app.start()
     except OSError as error:
@@ -79,13 +80,14 @@ def cannot_listen(error: OSError) -> str:
     return f"kvgate: cannot listen: {why}; {remedy}"
 
 
-def enough_files(waiting: int, log: FilteringBoundLogger) -> None:
-    """Raise the limit of open files to what the system allows, and say so if it is too low.
+def enough_files(waiting: int, log: FilteringBoundLogger) -> float:
+    """Raise the limit of open files to what the system allows, and say so if it is too low. Returns
+    how many clients may be connected, so that each has a connection to a server left.
 
     A waiting request has one connection, a running one two; as many may run as wait.
     """
     if sys.platform == "win32":
-        return
+        return math.inf
     needed = 3 * waiting + FILES_BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = float("inf") if hard == resource.RLIM_INFINITY else hard
@@ -99,6 +101,9 @@ def enough_files(waiting: int, log: FilteringBoundLogger) -> None:
             needed=needed,
             reason="with a full queue connections will be refused; raise it: ulimit -n",
         )
+    if soft == resource.RLIM_INFINITY:
+        return math.inf
+    return max(soft // 4, (soft - FILES_BESIDE) // 2)
 
 
 async def _tell_when_ready(app: App, ready: Callable[[App], None]) -> None:

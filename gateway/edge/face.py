@@ -14,6 +14,7 @@ that is gone answers that with a reset; one that only listens gets its answer.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import socket
 from typing import TYPE_CHECKING, Any, Final
@@ -28,11 +29,13 @@ from aiohttp.http_exceptions import (
 from aiohttp.log import server_logger
 from aiohttp.web_protocol import RequestHandler
 
+from gateway.core.model import Code, Refusal
 from gateway.edge import replies
 from gateway.edge.relay import STALLED_S
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Awaitable, Callable
 
 KEEPALIVE: Final = (
     ("TCP_KEEPIDLE", 30),
@@ -58,6 +61,13 @@ NOT_HTTP = (HttpProcessingError, web.RequestPayloadError)
 TOO_MANY_HEADERS: Final = "Too many headers received"
 """aiohttp's words for it, which has no type of its own (3.14)."""
 
+LOOK_S: Final = 0.1
+"""Between two searches for idle connections: one takes a millisecond where there are ten thousand."""
+
+ENDED: Final = 0.05
+"""The part of all connections that is ended at once, where so many are idle: the next search is some
+connections away."""
+
 URI_TOO_LONG: Final = 414
 HEADERS_TOO_LARGE: Final = 431
 
@@ -77,7 +87,37 @@ class ClientsApart(logging.LoggerAdapter[logging.Logger]):
 
 
 class Face(web.Server):
-    """See the module. Takes the arguments of `web.Server`."""
+    """See the module. Takes the arguments of `web.Server`, and how many connections at most there may
+    be at once: one more ends those that have been idle for longest, or is told that there are too many."""
+
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        *,
+        most: float = math.inf,
+        **options: Any,  # noqa: ANN401 - aiohttp's
+    ) -> None:
+        super().__init__(handler, **options)
+        self._most = most
+        self._looked_at = -math.inf
+
+    def has_room(self, newcomer: RequestHandler) -> bool:
+        """Whether there is room for a connection that has just come; made where that can be."""
+        if len(self._connections) <= self._most:
+            return True
+        now = self._loop.time()
+        if now < self._looked_at + LOOK_S:
+            return False
+        self._looked_at = now
+        others = [
+            one
+            for one in self._connections
+            if isinstance(one, _Talk) and one.is_open and one is not newcomer
+        ]
+        idle = sorted((one for one in others if one.is_idle), key=lambda one: one.idle_until)
+        for one in idle[: max(1, int(self._most * ENDED))]:
+            one.force_close()
+        return bool(idle) or len(others) < self._most
 
     def __call__(self) -> RequestHandler:
         """The handler of one connection."""
@@ -91,10 +131,30 @@ class _Talk(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if isinstance(self._manager, Face) and not self._manager.has_room(self):
+            transport.write(_too_many())  # type: ignore[attr-defined]  # a stream's
+            self.force_close()
+            return
         sock = transport.get_extra_info("socket")
         for name, value in KEEPALIVE:
             if sock is not None and (option := getattr(socket, name, None)) is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not on its way out."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way on it."""
+        waiter = self._waiter
+        return self._current_request is None and waiter is not None and not waiter.done()
+
+    @property
+    def idle_until(self) -> float:
+        """When it would end by itself, loop's clock."""
+        return self._next_keepalive_close_time
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # True keeps the other direction
         request, waiter = self._current_request, self._waiter
@@ -162,3 +222,17 @@ class _Talk(RequestHandler):
         if isinstance(exc, BadHttpMethod):
             words += ": it does not begin with a method of HTTP"
         return replies.invalid(words)
+
+
+def _too_many() -> bytes:
+    """A whole answer, in OpenAI's shape: what would have been asked for is not known yet."""
+    words = "too many connections are open here, and none of them is idle"
+    answer = replies.refused(Refusal(Code.QUEUE_FULL, words, retry_after_s=1.0), status=503)
+    fields = {
+        **answer.headers,
+        "content-type": replies.JSON,
+        "content-length": str(len(answer.body)),
+        "connection": "close",
+    }
+    lines = ["HTTP/1.1 503 Service Unavailable", *(f"{n}: {v}" for n, v in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + answer.body

@@ -8,10 +8,12 @@ server has died, counted if it lives. `core.blame` decides; here it is put in fo
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gateway.core.blame import Blame
 from gateway.core.model import Code, Outcome, Refusal
+from gateway.edge.replies import Fault
 from gateway.gate import Shed
 from gateway.upstream.errors import Failure
 
@@ -22,12 +24,16 @@ if TYPE_CHECKING:
     from gateway.edge.backends import Backend
     from gateway.edge.flight import Flight
     from gateway.gate import Gate
+    from gateway.upstream.errors import UpstreamError
 
 BROKEN = frozenset({Failure.RESET, Failure.TRUNCATED, Failure.CONNECT})
 """Ends of a connection that a dead server explains. Silence is not one: a request that the engine
 retracted is silent until it has been prefilled again."""
 
 OK = 200
+
+QUIET_S = 60.0
+"""Between two lines that say one thing: each request that waits for room tries once a second."""
 
 
 class Failures:
@@ -38,6 +44,7 @@ class Failures:
         self._log = log
         self._of: dict[str, Blame] = {}
         self._doubtful: dict[str, list[str]] = {}  # clients of broken connections, by server
+        self._quiet_until = -math.inf
 
     def welcome(self, client: str, backends: list[Backend]) -> list[Backend]:
         """Those of `backends` where this client does not cool down. Raises Shed where it does on
@@ -69,12 +76,19 @@ class Failures:
 
     def broke(self, flight: Flight, kind: Failure) -> None:
         """It has not, on a server that may be dead: to be told before that is looked into."""
-        if flight.lease.void or kind is Failure.TOO_LARGE:
+        if flight.lease.void or kind in {Failure.TOO_LARGE, Failure.OURS}:
             return  # it died; or it is our own limit
         if kind in BROKEN:
             self._doubtful.setdefault(flight.backend.name, []).append(flight.record.client)
         else:
             self._failed(flight.backend, flight.record.client)
+
+    def no_room_here(self, reason: str) -> None:
+        """This machine has no room for one more connection: said once a minute."""
+        now = self._gate.now()
+        if now >= self._quiet_until:
+            self._quiet_until = now + QUIET_S
+            self._log.error("no_room_for_connections", reason=reason)
 
     def acquitted(self, backend: Backend) -> None:
         """It lives: the connections that broke were no death."""
@@ -118,3 +132,13 @@ class Failures:
 
     def _blame(self, backend: Backend) -> Blame:
         return self._of.setdefault(backend.name, Blame())
+
+
+def fault(error: UpstreamError) -> Fault:
+    """What a client is told of `error`, where it has had nothing of its answer."""
+    silent = error.kind in {Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT}
+    status = 504 if silent else 502
+    code = "upstream_timeout" if silent else "upstream_error"
+    if error.kind in {Failure.CONNECT, Failure.OURS}:
+        status, code = 503, "no_backend"
+    return Fault(status, code, str(error))

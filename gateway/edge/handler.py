@@ -20,7 +20,7 @@ from gateway.core.model import Code, Refusal
 from gateway.edge import body as bodies
 from gateway.edge import catalogue, counting, models, overflow, replies, routes, tickets
 from gateway.edge.dialects import Intent, Invalid, Known
-from gateway.edge.failures import BROKEN
+from gateway.edge.failures import BROKEN, fault
 from gateway.edge.flight import Flight, mark_of
 from gateway.edge.heartbeat import Places
 from gateway.edge.models import nobody
@@ -107,7 +107,7 @@ class DataPlane:
         route = routes.find(request.method, request.rel_url.raw_path)
         match route:
             case None:
-                no = Refusal(Code.NOT_FOUND, _no_route(request))
+                no = Refusal(Code.NOT_FOUND, routes.why_not(request.rel_url.raw_path))
                 return models.plain(request, no, routes.voice(request.rel_url.raw_path))
             case routes.Quick.ALIVE:
                 return web.Response(text="kvgate\n")
@@ -152,7 +152,7 @@ class DataPlane:
         except Shed as shed:
             return trip.refused(shed.refusal, shed.queued_s)
         except UpstreamError as error:
-            return trip.failed(_fault(error))
+            return trip.failed(fault(error))
 
     async def _admitted(self, trip: Trip, dialect: Dialect) -> web.StreamResponse:
         trip.record.client = name = self._callers.known(trip.request)
@@ -318,6 +318,9 @@ class DataPlane:
             self._deaths.failures.broke(flight, error.kind)
             if error.kind not in BROKEN:
                 return False
+        if error.kind is Failure.OURS:  # what ends makes room, and time in the queue is limited
+            self._deaths.failures.no_room_here(str(error))
+            return True
         flight.backend.suspect(str(error))
         if error.sent:
             return await self._died_with_its_server(trip, flight)
@@ -380,19 +383,3 @@ class DataPlane:
     def _first_byte_s(self, intent: Intent) -> float:
         limits = self._policy.limits
         return limits.first_byte_s if intent.stream else limits.answer_s
-
-
-def _fault(error: UpstreamError) -> replies.Fault:
-    silent = error.kind in {Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT}
-    status = 504 if silent else 502
-    code = "upstream_timeout" if silent else "upstream_error"
-    if error.kind is Failure.CONNECT:
-        status, code = 503, "no_backend"
-    return replies.Fault(status, code, str(error))
-
-
-def _no_route(request: web.BaseRequest) -> str:
-    methods = routes.METHODS.get(request.rel_url.raw_path)
-    if methods is not None:
-        return f"this route takes {' and '.join(methods)}"
-    return "there is no such route here"

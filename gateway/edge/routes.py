@@ -77,3 +77,11 @@ def find(method: str, raw_path: str) -> Route | None:
     if method == "GET" and raw_path.startswith(MODEL) and raw_path != MODEL:
         return Quick.MODELS
     return ROUTES.get((method, raw_path))
+
+
+def why_not(raw_path: str) -> str:
+    """What is said where there is none."""
+    methods = METHODS.get(raw_path)
+    if methods is not None:
+        return f"this route takes {' and '.join(methods)}"
+    return "there is no such route here"

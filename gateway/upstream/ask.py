@@ -1,7 +1,7 @@
 """One question to an engine: a GET, its JSON, or the way in which it failed.
 
 The watch and the discovery decide by *how* a question failed, so the many failures of a connection
-are sorted here into four.
+are sorted here into five.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Asker(Protocol):
 class Wrong(StrEnum):
     """How a question failed."""
 
+    OURS = "ours"  # it could not be asked: see `errors.OURS`
     SHUT = "shut"  # no connection, or it broke: nobody is there, or not any more
     SILENT = "silent"  # a connection, and nothing on it in time
     STATUS = "status"  # an answer that is not a 200
@@ -70,6 +71,7 @@ class AskError(Exception):
 
 
 _WRONG = {
+    Failure.OURS: Wrong.OURS,
     Failure.CONNECT: Wrong.SHUT,
     Failure.RESET: Wrong.SHUT,
     Failure.TRUNCATED: Wrong.SHUT,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gateway.upstream.connection import Connection
-from gateway.upstream.errors import Failure, UpstreamError
+from gateway.upstream.errors import Failure, UpstreamError, is_ours
 from gateway.upstream.headers import request_head
 from gateway.upstream.reply import Reply
 
@@ -207,7 +207,13 @@ class Client:
             raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False) from None
         except OSError as error:
             self._forget(connection)
-            message = f"No connection to the engine: {error.strerror or type(error).__name__}."
+            why = error.strerror or type(error).__name__
+            if is_ours(error):
+                message = (
+                    f"This gate can open no connection to the engine: {why}. Raise `ulimit -n`."
+                )
+                raise UpstreamError(Failure.OURS, message, sent=sent, answered=False) from error
+            message = f"No connection to the engine: {why}."
             raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False) from error
         except BaseException:
             self._forget(connection)

@@ -19,7 +19,7 @@ from gateway.upstream.fields import as_dict
 from gateway.upstream.loads import LoadsFacts, parse_loads
 from gateway.upstream.scrape import RankSignals, parse_metrics
 
-Kind = Literal["unreachable", "starting", "hung", "not_sglang", "unauthorized"]
+Kind = Literal["unreachable", "starting", "hung", "not_sglang", "unauthorized", "ours"]
 
 V1_LOADS_SINCE: Version = (0, 5, 12)
 """Before: /get_load. It was dropped in 0.5.23."""
@@ -174,6 +174,9 @@ def _explain(error: AskError, target: str, timeout_s: float) -> NoReturn:
     elif error.wrong is Wrong.GARBLED:
         kind = "not_sglang"
         said = f"{target} does not answer in JSON; {_CHECK_URL}"
+    elif error.wrong is Wrong.OURS:
+        kind = "ours"
+        said = str(error).rstrip(".")
     else:
         kind = "unreachable"
         said = f"{str(error).rstrip('.')}; start the server, or check the backend's url"

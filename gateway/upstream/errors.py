@@ -7,19 +7,37 @@ then nothing may be sent a second time), and what to call it (`kind`).
 
 from __future__ import annotations
 
+import errno
+import os
 from enum import StrEnum
+
+OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Of a connection that could not even be tried: no open file, memory or local port is left. They say
+nothing of the server."""
 
 
 class Failure(StrEnum):
     """How an exchange failed."""
 
     CONNECT = "connect"  # no connection: refused, unreachable, name unknown, TLS, too slow
+    OURS = "ours"  # none was tried: this machine has no open file, memory or port left for it
     RESET = "reset"  # the connection broke, or was closed before an answer began
     TRUNCATED = "truncated"  # the answer began and the connection ended before the answer did
     FIRST_BYTE_TIMEOUT = "first_byte_timeout"  # no complete response head in time
     IDLE_TIMEOUT = "idle_timeout"  # silence in the middle of a body
     PROTOCOL = "protocol"  # what came back is not HTTP/1.x as RFC 9112 has it
     TOO_LARGE = "too_large"  # the body is over the limit of the caller
+
+
+def is_ours(error: OSError) -> bool:
+    """Whether `error` says nothing of the server: this process has no room for a connection."""
+    if error.errno in OURS:
+        return True
+    try:  # a name that cannot be looked up for want of a file has an error of its own
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as none_left:
+        return none_left.errno in OURS
+    return False
 
 
 class UpstreamError(Exception):

@@ -372,7 +372,7 @@ class Watch:
 
     def _failed(self, error: AskError) -> None:
         """Weigh a question that failed; see the module for the rules."""
-        if self._state is not Life.READY:
+        if self._state is not Life.READY or error.wrong is Wrong.OURS:
             return
         if self._failing_since is None or self._bytes_at >= self._failing_since:
             self._failing_since, self._failures = self._asked_at, 0

@@ -247,6 +247,10 @@ def test_few_open_files_are_raised_or_said(monkeypatch, limits, then, warned) ->
     set_to, said = [], []
     monkeypatch.setattr(process.resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(process.resource, "setrlimit", lambda _, to: set_to.append(to))
-    process.enough_files(256, SimpleNamespace(warning=lambda event, **facts: said.append(event)))
+    most = process.enough_files(
+        256, SimpleNamespace(warning=lambda event, **facts: said.append(event))
+    )
     assert set_to == ([then] if then else [])
+    files = (then or limits)[0]
+    assert files / 4 <= most <= files / 2, "each client has a connection to a server left"
     assert said == (["few_open_files"] if warned else [])

@@ -1,0 +1,165 @@
+"""More connections than there is room for: who waits for nothing makes room, and the server is not to blame."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import socket
+
+import pytest
+
+from gateway.edge import face
+from gateway.upstream.errors import is_ours
+from tests.edge.rig import CHAT, Peer, chat, request
+from tests.fakes.behaviour import Behaviour
+
+
+@pytest.fixture
+def three(rig, monkeypatch: pytest.MonkeyPatch):
+    """A gate with room for three clients."""
+    monkeypatch.setattr(rig.app._runners[0].server, "_most", 3)
+    monkeypatch.setattr(face, "LOOK_S", 0.0)
+    return rig
+
+
+async def _connected(rig, stack: list[Peer]) -> Peer:
+    """One more client; the gate has seen it."""
+    server = rig.app._runners[0].server
+    before = server.requests_count, len(server._connections)
+    peer = Peer(*await asyncio.open_connection("127.0.0.1", rig.port))
+    stack.append(peer)
+    await rig.until(lambda: (server.requests_count, len(server._connections)) != before)
+    return peer
+
+
+@pytest.fixture
+async def peers():
+    made: list[Peer] = []
+    yield made
+    for peer in made:
+        peer.writer.close()
+
+
+async def _answered(peer: Peer) -> int:
+    status, fields = await peer.head()
+    await peer.reader.readexactly(int(fields["content-length"]))
+    return status
+
+
+async def test_the_one_that_is_idle_for_longest_makes_room(three, peers) -> None:
+    rig = three
+    rig.engine.default = Behaviour(tokens=1)
+    first, second, third = [await _connected(rig, peers) for _ in range(3)]
+    for peer in (first, third):  # the second has said nothing since it came
+        await peer.send(request(CHAT, chat(max_tokens=1)))
+        assert await _answered(peer) == 200
+    fourth = await _connected(rig, peers)
+    assert await second.rest() == b""
+    for peer in (first, third, fourth):
+        await peer.send(request(CHAT, chat(max_tokens=1)))
+        assert await _answered(peer) == 200
+    rig.handled = 5
+
+
+async def test_where_all_are_busy_one_more_is_told(three, peers) -> None:
+    rig = three
+    hold = asyncio.Event()
+    rig.engine.default = Behaviour(tokens=1, hold=hold)
+    busy = [await _connected(rig, peers) for _ in range(3)]
+    for peer in busy:
+        await peer.send(request(CHAT, chat(max_tokens=1)))
+    await rig.engine.arrived(3)
+    late = Peer(*await asyncio.open_connection("127.0.0.1", rig.port))
+    peers.append(late)
+    head, _, body = (await late.rest()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1" in head
+    assert json.loads(body)["error"]["code"] == "queue_full"
+    hold.set()
+    assert [await _answered(peer) for peer in busy] == [200] * 3
+    rig.handled = 3
+
+
+async def test_a_gate_without_open_files_waits_and_blames_nobody(rig, monkeypatch) -> None:
+    """Class E: one client's idle connections took all files, and its server was said to have died:
+    every running answer was cut."""
+    monkeypatch.setattr("gateway.edge.handler.PAUSE_S", 0.02)
+    loop = asyncio.get_running_loop()
+    tried = 0
+
+    async def none_left(*_: object, **__: object) -> None:
+        nonlocal tried
+        tried += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    hold = asyncio.Event()
+    rig.engine.default = Behaviour(tokens=3, hold=hold, hold_at=2)
+    running = asyncio.ensure_future(rig.chat(stream=True, max_tokens=3))
+    await rig.engine.arrived()
+    said: list[str] = []
+    log = rig.app.deaths.failures._log
+    monkeypatch.setattr(
+        rig.app.deaths.failures,
+        "_log",
+        type("Log", (), {"error": lambda _, *a, **k: said.append(a[0])})(),
+    )
+    client = rig.app.fleet.backends["gpu0"].client
+    with monkeypatch.context() as patch:
+        for connection in list(client._idle):
+            connection.close()
+        patch.setattr(client, "_idle", {})
+        patch.setattr(loop, "create_connection", none_left)
+        waits = Peer(*await _dial(rig.port))
+        await waits.send(request(CHAT, chat(max_tokens=1)))
+        await rig.until(lambda: tried > 2 * 3)
+        assert (await _state(rig)) == "ready"
+        assert not running.done()
+    monkeypatch.setattr(rig.app.deaths.failures, "_log", log)
+    hold.set()
+    assert (await running).status == 200
+    assert await _answered(waits) == 200
+    waits.writer.close()
+    assert said == ["no_room_for_connections"], "once a minute"
+    rig.handled = 2
+
+
+async def _dial(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Not by `loop.create_connection`."""
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.setblocking(False)
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def _state(rig) -> str:
+    return str(rig.app.fleet.backends["gpu0"].watch.snapshot().state)
+
+
+@pytest.mark.parametrize(
+    ("code", "ours"),
+    [
+        (errno.EMFILE, True),
+        (errno.ENFILE, True),
+        (errno.EADDRNOTAVAIL, True),
+        (errno.ECONNREFUSED, False),
+        (errno.EHOSTUNREACH, False),
+        (None, False),
+    ],
+)
+def test_what_says_nothing_of_a_server(code: int | None, ours: bool) -> None:
+    assert is_ours(OSError(code, "x")) is ours
+
+
+def test_a_name_that_cannot_be_looked_up_for_want_of_a_file_is_ours(monkeypatch) -> None:
+    def none_left(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "x")
+
+    error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert not is_ours(error)
+    monkeypatch.setattr(os, "open", none_left)
+    assert is_ours(error)

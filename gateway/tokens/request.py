@@ -53,7 +53,7 @@ class Request:
     prompts: tuple[Prompt, ...] = ()
     chat: Mapping[str, Any] | None = None
     media: tuple[Media, ...] = ()
-    largest_id: int = -1  # of the token ids given instead of text; -1: there are none
+    largest_id: int = -1  # of the token ids in the body, prompts or not; -1: there are none
     shared: bool = False
     frame: int = 0
     rough: bool = False  # the engine's way from body to prompt is not followed to the last token
@@ -66,7 +66,38 @@ def read(kind: Kind, body: Mapping[str, Any], conversion: Conversion | None = No
     if kind is Kind.MESSAGES:
         # Earlier thoughts are counted; a server without a reasoning parser drops them.
         return replace(_chat(chat_from_messages(body, conversion)), rough=thinks_back(body))
-    return _READERS[kind](body)
+    request = _READERS[kind](body)
+    named = _named_ids(body, len(request.prompts))
+    return replace(request, largest_id=named) if named > request.largest_id else request
+
+
+_NAMED = ("stop_token_ids", "token_ids_logprob")
+"""Ids that are no prompt: the engine looks up columns of its logits by them, in a batch that others are
+in as well, and its scheduler ends where there is none (0.5.6-0.5.17; sgl-project/sglang#27398, #28088)."""
+
+
+def _named_ids(body: Mapping[str, Any], prompts: int) -> int:
+    """The largest of them, -1 where there are none; CountRefused for what is no id."""
+    params = body.get("sampling_params")
+    holders = [body, *(params if isinstance(params, list) else [params])]
+    largest = -1
+    for holder in holders:
+        for name in _NAMED if isinstance(holder, dict) else ():
+            given = holder.get(name)
+            if given is None:
+                continue
+            lists = [given]
+            if (
+                isinstance(given, list)
+                and prompts > 1
+                and any(isinstance(one, list) for one in given)
+            ):
+                lists = [ids for ids in given if ids is not None]
+            if not all(isinstance(ids, list) and _all_of(ids, int) for ids in lists):
+                needed = f"`{name}` must be a list of token ids, whole numbers from 0 on."
+                raise CountRefused(needed)
+            largest = max(largest, *(_largest_id(name, ids) for ids in lists), -1)
+    return largest
 
 
 def _responses(body: Mapping[str, Any]) -> Request:

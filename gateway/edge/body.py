@@ -29,6 +29,8 @@ TOO_MANY = (
     f"the body has more than {MOST_NODES:,} fields, objects and lists; use fewer, longer parts"
 )
 
+TOO_DEEP = "the body is nested too deeply"
+
 _NODE = re.compile(
     rb'(?>[^":{\[]++|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))*+(?:[:{\[]|\Z)', re.DOTALL
 )
@@ -138,7 +140,7 @@ def parse(data: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         raise Invalid("the body is not valid JSON") from None
     except RecursionError:
-        raise Invalid("the body is nested too deeply") from None
+        raise Invalid(TOO_DEEP) from None
     if not isinstance(body, dict):
         raise Invalid("the body must be a JSON object")
     return body

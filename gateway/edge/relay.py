@@ -162,11 +162,11 @@ class Relay:
                 await self._write(out, rest)
         except UpstreamError as error:
             self._learn(tap, reply)
-            await self._break(out, error)
+            await self._break(out, error, tap)
         self._engine_is_done(tap, reply)
         if not _complete(tap):
             # The server closed in good order, but the mark of a complete answer never came.
-            await self._write(out, self._in_band(_INCOMPLETE))
+            await self._write(out, self._in_band(_INCOMPLETE, tap))
         await out.write_eof()
         return out
 
@@ -203,11 +203,11 @@ class Relay:
     def _shape_is_stream(self, reply: Reply) -> bool:
         return reply.status == OK and _is_events(reply)
 
-    async def _break(self, out: web.StreamResponse, error: UpstreamError) -> None:
+    async def _break(self, out: web.StreamResponse, error: UpstreamError, tap: SseTap) -> None:
         """The server broke mid-stream: say so, end, and let the lease know it was not the engine."""
         fault = replies.Fault(502, "upstream_error", f"the answer broke off: {error}")
         self._trip.ended(Outcome.FAILED, str(error))
-        await self._write(out, self._in_band(fault))
+        await self._write(out, self._in_band(fault, tap))
         await out.write_eof()
         raise BrokenAnswer(error, out) from error
 
@@ -278,8 +278,9 @@ class Relay:
 
     # ---- shared ----------------------------------------------------------------------------------
 
-    def _in_band(self, fault: replies.Fault) -> bytes:
-        return self._trip.voice.event(replies.error_object(fault), fault.status)
+    def _in_band(self, fault: replies.Fault, tap: SseTap) -> bytes:
+        gap = tap.gap() if self._teller is None else b""  # what is told anew is told in whole lines
+        return gap + self._trip.voice.event(replies.error_object(fault), fault.status)
 
     async def _open(self, reply: Reply, *, streamed: bool) -> web.StreamResponse:
         out = web.StreamResponse(status=reply.status, reason=reply.reason or None)

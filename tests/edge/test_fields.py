@@ -231,6 +231,7 @@ async def test_fields_no_client_may_set_are_removed_and_the_rest_passes(rig, pat
         ("custom_logit_processor", "code"),
         ("lora_path", "a"),
         ("lora_id", "a"),
+        ("beam_width", 8),
         ("positional_embed_overrides", {"a": 1}),
         ("regex", ""),
         ("ebnf", ""),

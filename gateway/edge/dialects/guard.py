@@ -62,6 +62,7 @@ REFUSED: Final = {
     "session_params": "server-side sessions hold KV memory that no ledger sees",
     "custom_logit_processor": "it runs code in the engine",
     "lora_path": "choosing adapters is not allowed here",
+    "beam_width": "each beam of a search holds memory that was not counted",
     "lora_id": "choosing adapters is not allowed here",
     "positional_embed_overrides": "prompts as embeddings can not be counted",
     "input_embeds": "prompts as embeddings can not be counted",

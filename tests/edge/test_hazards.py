@@ -94,9 +94,38 @@ async def test_what_makes_the_engine_answer_500_is_a_400(
     assert rig.engine.seen == []
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+$",
+        ["end", "([a-z]*x)*y"],
+        "(?:a{1,9}b?){2,}",
+        "(",
+        "a{2,1}",
+        "(" * 500 + ")" * 500,
+        "a" * 1001,
+        7,
+        [None],
+    ],
+)
+async def test_a_pattern_that_may_never_end_is_refused(rig, path: str, pattern: Any) -> None:
+    """The scheduler itself looks for it, after each token and with a matcher that tries all ways: it
+    stands still for everybody. What is no pattern at all is a 500 of the engine's."""
+    body = (
+        generate(stop_regex=pattern) if path == GENERATE else BODIES[path] | {"stop_regex": pattern}
+    )
+    got = await rig.post(path, body)
+    assert (got.status, got.code, got.error["param"]) == (400, "invalid_request", "stop_regex")
+    assert rig.engine.seen == []
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
+        (CHAT, BODIES[CHAT] | {"stop_regex": r"\n\s*(user|human):", "top_logprobs": None}),
+        (TEXT, BODIES[TEXT] | {"stop_regex": ["a+b*", r"\(x+\)+", "[[a]"]}),
+        (GENERATE, generate(stop_regex="(foo|bar)+[.!?]")),
         (CHAT, BODIES[CHAT] | {"logprobs": True, "top_logprobs": MOST_TOP}),
         (CHAT, BODIES[CHAT] | {"stop_token_ids": [], "response_format": {"type": "json_object"}}),
         (CHAT, BODIES[CHAT] | {"stop_token_ids": [5, 9], "response_format": None}),

@@ -6,6 +6,8 @@ prompts are, in `tokens.request`.
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.edge.dialects import Invalid, guard
@@ -32,6 +34,37 @@ def check_top(value: object, field: str) -> None:
             raise Invalid(msg, field)
 
 
+LONGEST_PATTERN: Final = 1_000
+"""Characters. People write a few dozen; a thousand are parsed in a millisecond."""
+
+_REPEATED_REPEAT: Final = re.compile(r"(?<!\\)\([^()]*[+*}][^()]*(?<!\\)\)[+*{]")
+"""A repeat within a repeated group, such as (a+)+: twice as many ways to try with each character."""
+
+
+def check_stop_pattern(params: Mapping[str, Any]) -> None:
+    """`stop_regex`, which the scheduler searches for with Python's backtracking matcher after each
+    token: one search that does not end stops everybody's answers. Raises Invalid."""
+    field = "stop_regex"
+    given = params.get(field)
+    if given is None:
+        return
+    for pattern in given if isinstance(given, list) else [given]:
+        if not isinstance(pattern, str) or len(pattern) > LONGEST_PATTERN:
+            msg = f"{field} must be a pattern of at most {LONGEST_PATTERN} characters, or a list of them"
+            raise Invalid(msg, field)
+        if _REPEATED_REPEAT.search(pattern):
+            msg = f"{field} repeats a group that has a repeat in it, which may search for ever"
+            raise Invalid(msg, field)
+        try:
+            with warnings.catch_warnings(
+                action="ignore"
+            ):  # of what another Python may read otherwise
+                re.compile(pattern)
+        except (re.error, RecursionError, OverflowError):
+            msg = f"{field} is no regular expression of Python's"
+            raise Invalid(msg, field) from None
+
+
 def check_format(body: Body) -> None:
     """`response_format` is an object: of a text or a list the engine answers 500. Raises Invalid."""
     given = body.get("response_format")
@@ -42,6 +75,7 @@ def check_format(body: Body) -> None:
 
 def check_sampling(params: Mapping[str, Any]) -> None:
     """What /generate takes as it comes, and its tokenizer then stumbles over. Raises Invalid."""
+    check_stop_pattern(params)
     stop = params.get("stop")
     texts = stop if isinstance(stop, list) else [stop]
     if stop is not None and not all(isinstance(text, str) for text in texts):

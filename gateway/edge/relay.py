@@ -382,10 +382,9 @@ async def _read_out(reply: Reply) -> bool:
 
 
 def _is_events(reply: Reply) -> bool:
-    return any(
-        name.lower() == "content-type" and value.startswith("text/event-stream")
-        for name, value in reply.headers
-    )
+    told = {name.lower(): value.lower() for name, value in reply.headers}
+    plain = told.get("content-encoding", "identity") == "identity"  # packed, it passes as it came
+    return plain and told.get("content-type", "").startswith("text/event-stream")
 
 
 def _now() -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+
+import aiohttp
 import pytest
 
 from tests.edge.rig import API_CHAT, CHAT, TEXT, chat, lines
@@ -60,3 +63,32 @@ async def test_after_a_whole_event_nothing_is_put_in(rig) -> None:
     rig.engine.queue.append(Behaviour(raw=body))
     got = await rig.post(CHAT, BODIES[CHAT])
     assert got.body.startswith(WHOLE + b'data: {"error"')
+
+
+def packed(data: bytes) -> bytes:
+    head = HEAD + b"content-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head + b"".join(chunk(data[at : at + 20]) for at in range(0, len(data), 20))
+
+
+async def test_a_stream_that_came_packed_is_not_written_into(rig) -> None:
+    """Nobody asked for it, and words of ours behind its end would make a good answer unreadable."""
+    answer = WHOLE + b"data: [DONE]\n\n"
+    rig.engine.queue.append(Behaviour(raw=packed(gzip.compress(answer)) + b"0\r\n\r\n"))
+    got = await rig.post(CHAT, BODIES[CHAT])  # the test's client unpacks it
+    assert got.body == answer
+    assert rig.records[0]["outcome"] == "completed"
+
+
+async def test_a_packed_stream_that_breaks_off_breaks_visibly(rig) -> None:
+    rig.engine.queue.append(Behaviour(raw=packed(gzip.compress(WHOLE)[:-9])))
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await rig.post(CHAT, BODIES[CHAT])
+    await rig.until(lambda: rig.records)
+    assert rig.records[0]["outcome"] == "failed"
+
+
+async def test_a_media_type_is_read_in_any_case(rig) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream\r\n"
+    body = chunk(b'data: {"error":{"message":"full","code":400}}\n\n') + b"0\r\n\r\n"
+    rig.engine.queue.append(Behaviour(raw=head + b"transfer-encoding: chunked\r\n\r\n" + body))
+    assert (await rig.post(CHAT, BODIES[CHAT])).status == 400

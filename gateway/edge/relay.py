@@ -23,7 +23,7 @@ from gateway.edge.pieces import Pieces
 from gateway.edge.voices import retold, wall_time
 from gateway.edge.wire import Wire
 from gateway.tokens import Kind
-from gateway.upstream.answer import Dialect, Facts, error_status, reply_facts
+from gateway.upstream.answer import Dialect, Facts, asked_pause, error_status, reply_facts
 from gateway.upstream.errors import Failure, UpstreamError
 from gateway.upstream.sse import SseTap, Verdict, peek
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 OK = 200
 BUSY = frozenset({429, 503})
+ELSEWHERE = frozenset({301, 302, 303, 307, 308})
+"""Never passed on: who follows is at a server in nobody's ledger, or has its inner address."""
+
 BAD_REQUEST = 400
 SERVER_ERROR = 500
 REFUSAL_BYTES = 64 * 1024
@@ -80,6 +83,7 @@ class Beginning:
     verdict: Verdict
     status: int
     data: bytes = b""  # body bytes already read
+    pause_s: float = 0.0  # after which a busy server wants to be asked again
 
 
 async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Beginning:
@@ -92,7 +96,10 @@ async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Begi
         return Beginning(Verdict.DATA, reply.status)
     if reply.status in BUSY:
         data = await reply.read_all(REFUSAL_BYTES)
-        return Beginning(Verdict.BACKPRESSURE, reply.status, data)
+        return Beginning(Verdict.BACKPRESSURE, reply.status, data, asked_pause(reply.headers))
+    if reply.status in ELSEWHERE:
+        msg = f"The server answered {reply.status} and sends clients elsewhere; its address here is wrong."
+        raise UpstreamError(Failure.PROTOCOL, msg, sent=True, answered=True)
     if reply.status != OK or not (streamed and _is_events(reply)):
         return Beginning(Verdict.DATA, reply.status)
     data = b""

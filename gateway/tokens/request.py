@@ -71,7 +71,7 @@ def read(kind: Kind, body: Mapping[str, Any], conversion: Conversion | None = No
         request = _READERS[kind](body)
     if any(_is_path(item.source) for item in request.media):
         raise CountRefused(_NO_FILES)
-    named = _named_ids(body, len(request.prompts))
+    named = _named_ids(body)
     return replace(request, largest_id=named) if named > request.largest_id else request
 
 
@@ -93,8 +93,12 @@ _NAMED = ("stop_token_ids", "token_ids_logprob")
 in as well, and its scheduler ends where there is none (0.5.6-0.5.17; sgl-project/sglang#27398, #28088)."""
 
 
-def _named_ids(body: Mapping[str, Any], prompts: int) -> int:
-    """The largest of them, -1 where there are none; CountRefused for what is no id."""
+def _named_ids(body: Mapping[str, Any]) -> int:
+    """The largest of them, -1 where there are none; CountRefused for what is no id.
+
+    A list of prompts may have a list of ids for each, or none; for a single prompt a list of lists ends
+    the scheduler as well.
+    """
     params = body.get("sampling_params")
     holders = [body, *(params if isinstance(params, list) else [params])]
     largest = -1
@@ -104,17 +108,22 @@ def _named_ids(body: Mapping[str, Any], prompts: int) -> int:
             if given is None:
                 continue
             lists = [given]
-            if (
-                isinstance(given, list)
-                and prompts > 1
-                and any(isinstance(one, list) for one in given)
-            ):
+            each = isinstance(given, list) and any(isinstance(one, list) for one in given)
+            if each and _is_listed(body):
                 lists = [ids for ids in given if ids is not None]
             if not all(isinstance(ids, list) and _all_of(ids, int) for ids in lists):
                 needed = f"`{name}` must be a list of token ids, whole numbers from 0 on."
                 raise CountRefused(needed)
             largest = max(largest, *(_largest_id(name, ids) for ids in lists), -1)
     return largest
+
+
+def _is_listed(body: Mapping[str, Any]) -> bool:
+    """Whether a body of /generate has a list of prompts, of one perhaps."""
+    ids = body.get("input_ids")
+    if ids is None:
+        return isinstance(body.get("text"), list)
+    return isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)
 
 
 def _responses(body: Mapping[str, Any]) -> Request:

@@ -134,6 +134,7 @@ async def test_a_pattern_that_may_never_end_is_refused(rig, path: str, pattern: 
         (GENERATE, generate(stop="a", stop_token_ids=None)),
         (GENERATE, native(top_logprobs_num=5, token_ids_logprob=[1, 2])),
         (GENERATE, LISTED | {"top_logprobs_num": [1, 2], "token_ids_logprob": [[1], None]}),
+        (GENERATE, native(text=["a"], token_ids_logprob=[[1, 2]])),
         (GENERATE, LISTED | {"top_logprobs_num": 3, "token_ids_logprob": [1, 2]}),
         (API_CHAT, chat(logprobs=True, top_logprobs=5)),
     ],

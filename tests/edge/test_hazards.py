@@ -94,6 +94,46 @@ async def test_what_makes_the_engine_answer_500_is_a_400(
     assert rig.engine.seen == []
 
 
+FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+
+
+@pytest.mark.parametrize(
+    ("path", "params"),
+    [
+        *((CHAT, {name: value}) for name in FLOATS for value in ("NaN", "inf", " -Infinity ")),
+        *(
+            (path, {"temperature": "nan"})
+            for path in (TEXT, GENERATE, MESSAGES, RESPONSES, API_CHAT)
+        ),
+        *((path, {"repetition_penalty": 0}) for path in (CHAT, TEXT, GENERATE)),
+        *((path, {"top_k": 2**31}) for path in (CHAT, TEXT, GENERATE, MESSAGES, API_CHAT)),
+        (CHAT, {"top_k": 1e10}),
+        (CHAT, {"top_k": "2147483648"}),
+        *((path, {"seed": 2**63}) for path in (CHAT, TEXT, API_CHAT)),
+        (CHAT, {"seed": 1e20}),
+        (GENERATE, {"sampling_seed": 2**63}),
+        (GENERATE, {"sampling_seed": "100"}),
+        (GENERATE, {"temperature": "0.5"}),
+        (GENERATE, {"top_k": "5"}),
+    ],
+)
+async def test_numbers_that_no_tensor_holds_are_refused(rig, path: str, params: Any) -> None:
+    """sgl-project/sglang#17646, #28153, #28960: they are put into tensors of 32 or 64 bits and of
+    probabilities, in the scheduler."""
+    body = {
+        **BODIES,
+        MESSAGES: chat(max_tokens=2),
+        RESPONSES: {"input": "a"},
+        GENERATE: generate(**params),
+        API_CHAT: chat(options=params),
+    }[path]
+    got = await rig.post(path, body if path in (GENERATE, API_CHAT) else body | params)
+    assert (got.status, got.code) == (400, "invalid_request"), got.body
+    assert next(iter(params)).removeprefix("sampling_") in got.body.decode()
+    assert rig.engine.seen == []
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
 @pytest.mark.parametrize(
     "pattern",
@@ -134,6 +174,9 @@ async def test_a_pattern_that_may_never_end_is_refused(rig, path: str, pattern: 
         (GENERATE, generate(stop="a", stop_token_ids=None)),
         (GENERATE, native(top_logprobs_num=5, token_ids_logprob=[1, 2])),
         (GENERATE, LISTED | {"top_logprobs_num": [1, 2], "token_ids_logprob": [[1], None]}),
+        (CHAT, BODIES[CHAT] | {"temperature": "0.7", "top_k": -1, "seed": -1, "top_p": None}),
+        (CHAT, BODIES[CHAT] | {"temperature": 0, "top_k": 2**31 - 1, "seed": 2**63 - 1}),
+        (GENERATE, generate(temperature=0.5, top_k=5, sampling_seed=7, repetition_penalty=1.1)),
         (GENERATE, native(text=["a"], token_ids_logprob=[[1, 2]])),
         (GENERATE, LISTED | {"top_logprobs_num": 3, "token_ids_logprob": [1, 2]}),
         (API_CHAT, chat(logprobs=True, top_logprobs=5)),

@@ -34,6 +34,43 @@ def check_top(value: object, field: str) -> None:
             raise Invalid(msg, field)
 
 
+REALS: Final = (
+    *("temperature", "top_p", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
+WHOLES: Final = {"top_k": 1 << 31, "seed": 1 << 63, "sampling_seed": 1 << 63}
+"""Below what: the engine puts them into tensors of 32 and 64 bits, and dies where they are too large."""
+
+
+def check_numbers(params: Mapping[str, Any], *, native: bool = False) -> None:
+    """Sampling parameters that are not finite or too large, whatever they are written as. Raises Invalid.
+
+    `native`: the engine takes them as they come, so a number in quotes is none.
+    """
+    for field in (*REALS, *WHOLES):
+        value = params.get(field)
+        if value is None:
+            continue
+        if native and isinstance(value, str):
+            msg = f"{field} must be a number, without quotes"
+            raise Invalid(msg, field)
+        if field in WHOLES:
+            number = guard.whole(value, field)
+            most = WHOLES[field]
+            if number is not None and not -most <= number < most:
+                msg = f"{field} must be below {most}"
+                raise Invalid(msg, field)
+        elif isinstance(value, str) and value.strip().lower().lstrip("+-") in NOT_FINITE:
+            msg = f"{field} must be a finite number"
+            raise Invalid(msg, field)
+        elif field == "repetition_penalty" and value == 0:
+            msg = f"{field} must be above 0"  # the engine divides by it
+            raise Invalid(msg, field)
+
+
+NOT_FINITE: Final = {"nan", "inf", "infinity"}
+"""As Python and pydantic read them; JSON itself has no such numbers."""
+
 LONGEST_PATTERN: Final = 1_000
 """Characters. People write a few dozen; a thousand are parsed in a millisecond."""
 
@@ -76,6 +113,7 @@ def check_format(body: Body) -> None:
 def check_sampling(params: Mapping[str, Any]) -> None:
     """What /generate takes as it comes, and its tokenizer then stumbles over. Raises Invalid."""
     check_stop_pattern(params)
+    check_numbers(params, native=True)
     stop = params.get("stop")
     texts = stop if isinstance(stop, list) else [stop]
     if stop is not None and not all(isinstance(text, str) for text in texts):

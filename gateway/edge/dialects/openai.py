@@ -45,6 +45,7 @@ class Chat:
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
         hazards.check_format(body)
         hazards.check_stop_pattern(body)
+        hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
         return Intent(
             kind=Kind.CHAT,
@@ -87,6 +88,7 @@ class Text:
         hazards.check_top(body.get("logprobs"), "logprobs")
         hazards.check_format(body)
         hazards.check_stop_pattern(body)
+        hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
         echoes = guard.flag(body.get("echo"), "echo") and body.get("logprobs") is not None
         return Intent(

@@ -29,6 +29,11 @@ TOO_MANY = (
     f"the body has more than {MOST_NODES:,} fields, objects and lists; use fewer, longer parts"
 )
 
+MARK = "\ufeff".encode()
+"""The byte order mark: the engine's reader skips it, and JSON's has none."""
+
+TOO_DEEP = "the body is nested too deeply"
+
 _NODE = re.compile(
     rb'(?>[^":{\[]++|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))*+(?:[:{\[]|\Z)', re.DOTALL
 )
@@ -134,11 +139,12 @@ def parse(data: bytes) -> dict[str, Any]:
     if _has_too_many(data):
         raise Invalid(TOO_MANY)
     try:
-        body = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        raise Invalid("the body is not valid JSON") from None
+        body = orjson.loads(data.removeprefix(MARK))
+    except orjson.JSONDecodeError as error:  # it says what and where, and none of what is there
+        deep = error.msg.startswith("depth limit")
+        raise Invalid(TOO_DEEP if deep else f"the body is not valid JSON: {error}") from None
     except RecursionError:
-        raise Invalid("the body is nested too deeply") from None
+        raise Invalid(TOO_DEEP) from None
     if not isinstance(body, dict):
         raise Invalid("the body must be a JSON object")
     return body

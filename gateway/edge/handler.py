@@ -257,7 +257,7 @@ class DataPlane:
                     answer = await relay.run(flight.answer, first)
                     self._deaths.served(flight, failed=relay.failed)
                     return answer
-                pause_s = PAUSE_S
+                pause_s = max(PAUSE_S, first.pause_s)
             except BrokenAnswer as broken:  # the client has had a part of it, and was told in-band
                 self._deaths.failures.broke(flight, broken.kind)
                 if broken.kind in BROKEN:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 from gateway.core import door
 from gateway.core.model import Code
 from gateway.edge import trimming
+from gateway.edge.body import TOO_DEEP
+from gateway.edge.dialects import Invalid
 from gateway.edge.talks import talk
 from gateway.gate import Shed
 
@@ -57,7 +59,7 @@ async def settled(
     client's, and where even the fewest turns do not fit.
     """
     asked = callers.named(client, sent)
-    first = await ask(asked)
+    first = await _walked(ask, asked)
     others = callers.larger(client, sent)
     if not others and not callers.trims_any:
         return first
@@ -84,6 +86,14 @@ async def settled(
         return nearest
     turns = talk(work.intent, asked)
     return nearest if turns is None else await _trimmed(nearest, turns, ask, trip, gate, told=told)
+
+
+async def _walked(ask: Ask, body: Body) -> Asked:
+    """`ask`, of a body that may be nested deeper than Python can walk: the parser reads 1,024 levels."""
+    try:
+        return await ask(body)
+    except RecursionError:
+        raise Invalid(TOO_DEEP) from None
 
 
 def _too_long(gate: Gate, ticket: Ticket) -> Misfit | None:

@@ -147,7 +147,8 @@ class Reaper:
             if reply is not None:
                 reply.close()
             while not over and loop.time() < since + STUCK_S:
-                over = await backend.gone(since, start, lease.grace_s - MARGIN_S)
+                wait_s = max(lease.grace_s - MARGIN_S, lease.grace_s / 2)  # a short one as well
+                over = await backend.gone(since, start, wait_s)
                 if not over and not backend.says_busy(since):
                     break
                 if not over:

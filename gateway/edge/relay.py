@@ -23,7 +23,7 @@ from gateway.edge.pieces import Pieces
 from gateway.edge.voices import retold, wall_time
 from gateway.edge.wire import Wire
 from gateway.tokens import Kind
-from gateway.upstream.answer import Dialect, Facts, error_status, reply_facts
+from gateway.upstream.answer import Dialect, Facts, asked_pause, error_status, reply_facts
 from gateway.upstream.errors import Failure, UpstreamError
 from gateway.upstream.sse import SseTap, Verdict, peek
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 OK = 200
 BUSY = frozenset({429, 503})
+ELSEWHERE = frozenset({301, 302, 303, 307, 308})
+"""Never passed on: who follows is at a server in nobody's ledger, or has its inner address."""
+
 BAD_REQUEST = 400
 SERVER_ERROR = 500
 REFUSAL_BYTES = 64 * 1024
@@ -80,6 +83,7 @@ class Beginning:
     verdict: Verdict
     status: int
     data: bytes = b""  # body bytes already read
+    pause_s: float = 0.0  # after which a busy server wants to be asked again
 
 
 async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Beginning:
@@ -92,7 +96,10 @@ async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Begi
         return Beginning(Verdict.DATA, reply.status)
     if reply.status in BUSY:
         data = await reply.read_all(REFUSAL_BYTES)
-        return Beginning(Verdict.BACKPRESSURE, reply.status, data)
+        return Beginning(Verdict.BACKPRESSURE, reply.status, data, asked_pause(reply.headers))
+    if reply.status in ELSEWHERE:
+        msg = f"The server answered {reply.status} and sends clients elsewhere; its address here is wrong."
+        raise UpstreamError(Failure.PROTOCOL, msg, sent=True, answered=True)
     if reply.status != OK or not (streamed and _is_events(reply)):
         return Beginning(Verdict.DATA, reply.status)
     data = b""
@@ -162,11 +169,11 @@ class Relay:
                 await self._write(out, rest)
         except UpstreamError as error:
             self._learn(tap, reply)
-            await self._break(out, error)
+            await self._break(out, error, tap)
         self._engine_is_done(tap, reply)
         if not _complete(tap):
             # The server closed in good order, but the mark of a complete answer never came.
-            await self._write(out, self._in_band(_INCOMPLETE))
+            await self._write(out, self._in_band(_INCOMPLETE, tap))
         await out.write_eof()
         return out
 
@@ -203,11 +210,11 @@ class Relay:
     def _shape_is_stream(self, reply: Reply) -> bool:
         return reply.status == OK and _is_events(reply)
 
-    async def _break(self, out: web.StreamResponse, error: UpstreamError) -> None:
+    async def _break(self, out: web.StreamResponse, error: UpstreamError, tap: SseTap) -> None:
         """The server broke mid-stream: say so, end, and let the lease know it was not the engine."""
         fault = replies.Fault(502, "upstream_error", f"the answer broke off: {error}")
         self._trip.ended(Outcome.FAILED, str(error))
-        await self._write(out, self._in_band(fault))
+        await self._write(out, self._in_band(fault, tap))
         await out.write_eof()
         raise BrokenAnswer(error, out) from error
 
@@ -278,8 +285,9 @@ class Relay:
 
     # ---- shared ----------------------------------------------------------------------------------
 
-    def _in_band(self, fault: replies.Fault) -> bytes:
-        return self._trip.voice.event(replies.error_object(fault), fault.status)
+    def _in_band(self, fault: replies.Fault, tap: SseTap) -> bytes:
+        gap = tap.gap() if self._teller is None else b""  # what is told anew is told in whole lines
+        return gap + self._trip.voice.event(replies.error_object(fault), fault.status)
 
     async def _open(self, reply: Reply, *, streamed: bool) -> web.StreamResponse:
         out = web.StreamResponse(status=reply.status, reason=reply.reason or None)
@@ -381,10 +389,9 @@ async def _read_out(reply: Reply) -> bool:
 
 
 def _is_events(reply: Reply) -> bool:
-    return any(
-        name.lower() == "content-type" and value.startswith("text/event-stream")
-        for name, value in reply.headers
-    )
+    told = {name.lower(): value.lower() for name, value in reply.headers}
+    plain = told.get("content-encoding", "identity") == "identity"  # packed, it passes as it came
+    return plain and told.get("content-type", "").startswith("text/event-stream")
 
 
 def _now() -> float:

@@ -3,7 +3,8 @@
 `records.jsonl` becomes `records-2026-11-29.1.jsonl.gz`: its day, and a number that grows within the
 day. What is older than a week goes, and so does the oldest where there are too many or they are too
 large. A line is written whole or not at all: after a failed write the file is cut back to where it
-was. Not thread-safe: it belongs to one writer's thread.
+was; one that somebody else has put aside, as logrotate does, is made anew. Not thread-safe: it belongs
+to one writer's thread.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gzip
 import os
 import re
 import shutil
+import stat
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -62,14 +64,21 @@ class Rotated:
         self._today = today
         self._fd: int | None = None
         self._size = 0
+        self._own = True  # a file, not a device or a pipe: those are never put aside
         self._day = date.min
         base = re.escape(path.stem), re.escape(path.suffix)
         self._name = re.compile(rf"{base[0]}-(\d{{4}}-\d\d-\d\d)\.(\d{{1,6}}){base[1]}(\.gz)?")
 
     def append(self, data: bytes) -> None:
         """Append whole lines. Raises OSError; the file then ends where it did before."""
+        if self._taken_away():
+            self.close()
         self._open()
-        if self._size and (self._day != self._today() or self._size + len(data) > self._max_bytes):
+        if (
+            self._own
+            and self._size
+            and (self._day != self._today() or self._size + len(data) > self._max_bytes)
+        ):
             self._rotate()
         fresh = b""
         if not self._size:
@@ -80,6 +89,15 @@ class Rotated:
             self._cut_back()
             raise
         self._size += len(fresh) + len(data)
+
+    def _taken_away(self) -> bool:
+        """Whether the path is another file by now, or none: somebody else has put it aside."""
+        if self._fd is None:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except FileNotFoundError:
+            return True
 
     def close(self) -> None:
         """Close the file; `append` opens it again."""
@@ -109,9 +127,9 @@ class Rotated:
         self._fd = os.open(
             self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE
         )
-        stat = os.fstat(self._fd)
-        self._size = stat.st_size
-        self._day = datetime.fromtimestamp(stat.st_mtime, UTC).date()
+        found = os.fstat(self._fd)
+        self._size, self._own = found.st_size, stat.S_ISREG(found.st_mode)
+        self._day = datetime.fromtimestamp(found.st_mtime, UTC).date()
         if self._size and os.pread(self._fd, len(self._header), 0) != self._header:
             self._rotate()
 

@@ -7,9 +7,10 @@ is wrong between the others.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from gateway.policy.problems import Finding
-from gateway.policy.types import host_port, is_loopback
+from gateway.policy.types import host_port, is_here, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -44,9 +45,19 @@ def between(
     ]
     for i, backend in backends.items():
         found += _backend(("backends", i), backend)
+        server = urlsplit(backend.url)
+        if any(is_here(one, server.hostname or "", server.port or 0) for one in (listen, control)):
+            found.append(
+                Finding(
+                    ("backends", i, "url"),
+                    backend.url,
+                    "is this gate's own address",
+                    "write the address of the SGLang server, or let the gate listen on another port",
+                )
+            )
     for i, client in clients.items():
         found += _client(("clients", i), client)
-    if listen == control and host_port(listen)[1] != 0:
+    if is_here(listen, *host_port(control)):
         found.append(
             Finding(
                 ("control",),

@@ -193,6 +193,20 @@ def is_loopback(address: str) -> bool:
         return False  # another name: whatever it resolves to, do not take it for loopback
 
 
+def is_here(address: str, host: str, port: int) -> bool:
+    """Whether who connects to `host` and `port` reaches a listener on a validated `Address`, as far as
+    that can be told without asking a resolver. Port 0 is any free one, which nobody else has."""
+    own, own_port = host_port(address)
+    if own_port != port or port == 0:
+        return False
+    return own == host or (_is_near(own) and _is_near(host))
+
+
+def _is_near(host: str) -> bool:
+    """Whether it is this machine under a name that it always has, or all of its addresses."""
+    return host in {"0.0.0.0", "::"} or is_loopback(f"[{host}]:0" if ":" in host else f"{host}:0")  # noqa: S104 - compared, not bound
+
+
 def _network(value: str) -> str:
     try:
         return str(ipaddress.ip_network(value.strip()))
@@ -228,6 +242,8 @@ def _server_url(value: str) -> str:
         port = parts.port
     except ValueError:
         raise bad("is not a URL", "write http://HOST:PORT") from None
+    if port == 0:  # nothing can be reached there, and it would be taken for "not said"
+        raise bad("has port 0, which no server has", "write http://HOST:PORT")
     if parts.scheme not in _DEFAULT_PORT:
         raise bad("is not an http or https URL", "write http://HOST:PORT")
     if parts.username is not None or parts.password is not None:

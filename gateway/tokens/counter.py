@@ -52,9 +52,9 @@ Way = Callable[[Request, int], Awaitable[tuple[int, ...]]]
 """Counts the prompts of a request whose body has so many bytes; raises Unavailable."""
 
 
-MOST_IDS = 1 << 20
-"""Token ids where the vocabulary is not known: the largest in use have 262,144 (Gemma 3). One beyond
-its vocabulary ends the engine's scheduler (0.5.17)."""
+MOST_IDS = 262_208
+"""Token ids where the vocabulary is not known: the largest in use is Gemma 3's, with its padding. One
+beyond its vocabulary ends the engine's scheduler (0.5.17)."""
 
 
 class LocalCount(Protocol):

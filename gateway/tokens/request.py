@@ -53,7 +53,7 @@ class Request:
     prompts: tuple[Prompt, ...] = ()
     chat: Mapping[str, Any] | None = None
     media: tuple[Media, ...] = ()
-    largest_id: int = -1  # of the token ids given instead of text; -1: there are none
+    largest_id: int = -1  # of the token ids in the body, prompts or not; -1: there are none
     shared: bool = False
     frame: int = 0
     rough: bool = False  # the engine's way from body to prompt is not followed to the last token
@@ -65,8 +65,65 @@ def read(kind: Kind, body: Mapping[str, Any], conversion: Conversion | None = No
     """Find the prompts of `body`; CountRefused where there is nothing of a type that can be one."""
     if kind is Kind.MESSAGES:
         # Earlier thoughts are counted; a server without a reasoning parser drops them.
-        return replace(_chat(chat_from_messages(body, conversion)), rough=thinks_back(body))
-    return _READERS[kind](body)
+        chat = _chat(chat_from_messages(body, conversion))
+        request = replace(chat, rough=thinks_back(body))
+    else:
+        request = _READERS[kind](body)
+    if any(_is_path(item.source) for item in request.media):
+        raise CountRefused(_NO_FILES)
+    named = _named_ids(body)
+    return replace(request, largest_id=named) if named > request.largest_id else request
+
+
+_NO_FILES = (
+    "Images, sounds and videos come as a data URL, as base64 or from an http address; files of the "
+    "server's own are not read here."
+)
+_FROM_ELSEWHERE = ("data:", "http:", "https:")
+
+
+def _is_path(source: str) -> bool:
+    """Whether the engine would open it on its own disk. A name has a dot before its ending, base64 none."""
+    start = source[:4096].lower()
+    return not start.startswith(_FROM_ELSEWHERE) and (start.startswith("file:") or "." in start)
+
+
+_NAMED = ("stop_token_ids", "token_ids_logprob")
+"""Ids that are no prompt: the engine looks up columns of its logits by them, in a batch that others are
+in as well, and its scheduler ends where there is none (0.5.6-0.5.17; sgl-project/sglang#27398, #28088)."""
+
+
+def _named_ids(body: Mapping[str, Any]) -> int:
+    """The largest of them, -1 where there are none; CountRefused for what is no id.
+
+    A list of prompts may have a list of ids for each, or none; for a single prompt a list of lists ends
+    the scheduler as well.
+    """
+    params = body.get("sampling_params")
+    holders = [body, *(params if isinstance(params, list) else [params])]
+    largest = -1
+    for holder in holders:
+        for name in _NAMED if isinstance(holder, dict) else ():
+            given = holder.get(name)
+            if given is None:
+                continue
+            lists = [given]
+            each = isinstance(given, list) and any(isinstance(one, list) for one in given)
+            if each and _is_listed(body):
+                lists = [ids for ids in given if ids is not None]
+            if not all(isinstance(ids, list) and _all_of(ids, int) for ids in lists):
+                needed = f"`{name}` must be a list of token ids, whole numbers from 0 on."
+                raise CountRefused(needed)
+            largest = max(largest, *(_largest_id(name, ids) for ids in lists), -1)
+    return largest
+
+
+def _is_listed(body: Mapping[str, Any]) -> bool:
+    """Whether a body of /generate has a list of prompts, of one perhaps."""
+    ids = body.get("input_ids")
+    if ids is None:
+        return isinstance(body.get("text"), list)
+    return isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)
 
 
 def _responses(body: Mapping[str, Any]) -> Request:

@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from gateway.twin.versions import Traits
 
 
-_NOT_ANTHROPICS = frozenset({"n", "rid", "tools", "tool_choice"})
-"""Fields that the Anthropic body has not, or has in a shape of its own."""
+_NOT_ANTHROPICS = frozenset(
+    (
+        *("n", "rid", "tools", "tool_choice"),
+        *("max_completion_tokens", "min_tokens", "input_ids", "ignore_eos", "lora_path"),
+        *("logit_bias", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    )
+)
+"""Fields of a chat that the Anthropic body has not, or has in a shape of its own."""
 
 
 class Dialect(StrEnum):

@@ -10,9 +10,12 @@ continuous statistics each event overrides the last. The last usage that is neit
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Dialect = Literal["chat", "completion", "generate", "messages", "responses"]
 """/v1/chat/completions, /v1/completions, SGLang's own /generate, Anthropic's /v1/messages, OpenAI's
@@ -29,6 +32,9 @@ _STATUS_OF_TYPE = {
     "rate_limit_error": 429,
 }
 _UNAVAILABLE = 503
+
+LONGEST_PAUSE_S = 10.0
+"""How long a server that is busy is taken at its word, for everybody: many rounds of any engine."""
 
 _MESSAGE_EVENTS = frozenset({"message_start", "message_delta", "message"})
 _OVER = frozenset({"completed", "incomplete", "failed"})
@@ -230,6 +236,13 @@ def error_in(item: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(reason, dict) and reason.get("type") == "abort" and reason.get("status_code"):
         return {**reason, "code": reason["status_code"], "type": reason.get("err_type")}
     return None
+
+
+def asked_pause(headers: Iterable[tuple[str, str]]) -> float:
+    """What `retry-after` says, in whole seconds; SGLang has none, what stands before it may."""
+    said = next((value for name, value in headers if name.lower() == "retry-after"), "")
+    short = said.isdecimal() and len(said) <= 9  # noqa: PLR2004 - digits; int() of very many is slow
+    return min(int(said), LONGEST_PAUSE_S) if short else 0.0
 
 
 def error_status(error: dict[str, Any]) -> int:

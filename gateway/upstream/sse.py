@@ -82,6 +82,7 @@ class SseTap(Facts):
         "_skipping",
         "_strip",
         "_tail",
+        "_unended",
         "done",
         "events",
     )
@@ -98,6 +99,7 @@ class SseTap(Facts):
         self._forwarded = 0  # bytes of it already passed on
         self._skipping = False  # inside an event over the cap
         self._tail = b""  # the last bytes of that event
+        self._unended = False  # the stream ended inside an event that was passed on
         self._before = self._after = b""  # of the text in events that hold nothing else of interest
 
     def feed(self, data: bytes) -> bytes:
@@ -122,12 +124,19 @@ class SseTap(Facts):
         rest = bytes(self._pending)
         held = rest[self._forwarded :]
         self._pending.clear()
+        self._unended = self._skipping or bool(rest)
         if self._skipping:
             self._observe_tail(self._tail)
             self._skipping = False
         elif rest and self._observe(rest + b"\n\n"):
-            held = b""
+            held, self._unended = b"", self._forwarded > 0
         return held if self._strip else b""
+
+    def gap(self) -> bytes:
+        """What ends an event that the client has a part of, before one of ours: the two would be read
+        as one, and the error not at all."""
+        begun = self._forwarded if self._strip else self._pending
+        return b"\n\n" if begun or self._skipping or self._unended else b""
 
     def _only_text(self, data: bytes) -> bool:
         """Count whole events that differ in their text alone from one that was parsed and told nothing

@@ -462,3 +462,29 @@ async def test_texts_without_an_end_are_read_once(rig, tail: bytes) -> None:
     """A text that is tried anew from each of its quotes would take minutes."""
     got = await rig.post(CHAT, b'{"a":' + b'"' + b":" * 60_000 + tail)
     assert (got.status, got.code) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"messages":[{"role":"user","content":"hi \\ud83d"}]}', "surrogate"),
+        (b'{"temperature":NaN}', "line 1 column 16"),
+        (b'{"max_tokens":1,}', "trailing comma"),
+        (b"", "empty"),
+        ('{"a": "secret"}'.encode("utf-16"), "UTF-8"),
+        (b"[" * 2000, "nested too deeply"),
+    ],
+)
+async def test_json_that_is_none_is_told_what_and_where(rig, body: bytes, why: str) -> None:
+    """Half an emoji, cut by a client, looks right in every log of that client's."""
+    got = await rig.post(CHAT, body)
+    assert (got.status, got.code) == (400, "invalid_request")
+    assert why in got.error["message"]
+    assert "secret" not in got.error["message"]
+
+
+async def test_a_byte_order_mark_is_not_a_mistake(rig) -> None:
+    """The engine's own reader takes it, and some editors and shells put it before all they write."""
+    got = await rig.post(CHAT, b"\xef\xbb\xbf" + json.dumps(chat(max_tokens=2)).encode())
+    assert got.status == 200
+    assert rig.engine.seen[0].body["max_tokens"] == 2

@@ -96,3 +96,12 @@ async def test_cancelled_at_every_await_of_its_way(
         cutter.outcome = None
     assert 2 < cutter.at < MOST - 1, "from the first await to the last"
     assert {record["outcome"] for record in rig.records} <= {"cancelled", "completed"}
+
+
+async def test_a_short_grace_leaves_time_to_see_it_gone(start) -> None:
+    """What the engine shows gone is given back at once, also where the grace is shorter than the time
+    that is kept for abort and reading."""
+    async with start({"limits": {"release_grace_s": 6}}) as rig:
+        rig.engine.queue.append(Behaviour(close_at=2))
+        await rig.chat(stream=True, max_tokens=5)
+        await rig.until(lambda: not rig.reserved, 3.0)

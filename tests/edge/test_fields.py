@@ -195,6 +195,16 @@ STRIPPED: dict[str, Any] = {
     "data_parallel_rank": 3,
     "routed_dp_rank": 3,
     "return_hidden_states": True,
+    "return_routed_experts": True,
+    "disagg_prefill_dp_rank": 1,
+    "encoder_urls": ["http://10.0.0.1"],
+    "kv_router_hint": {"source_control_endpoint": "http://10.0.0.1"},
+    "http_worker_ipc": "ipc:///tmp/x",
+    "need_wait_for_mm_inputs": True,
+    "received_time": 1.0,
+    "custom_labels": {"a": "b"},
+    "background": True,
+    "mm_hashes": ["00"],
 }
 
 
@@ -220,6 +230,9 @@ async def test_fields_no_client_may_set_are_removed_and_the_rest_passes(rig, pat
         ("session_params", {"id": "s"}),
         ("custom_logit_processor", "code"),
         ("lora_path", "a"),
+        ("lora_id", "a"),
+        ("beam_width", 8),
+        ("positional_embed_overrides", {"a": 1}),
         ("regex", ""),
         ("ebnf", ""),
         ("model", "tiny:adapter"),

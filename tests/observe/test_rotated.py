@@ -161,3 +161,36 @@ def test_files_are_not_for_everybody(tmp_path: Path, today: Calendar) -> None:
     lines.append(b"b\n")
     assert {path.stat().st_mode & 0o777 & ~0o640 for path in folder.iterdir()} == {0}
     assert folder.stat().st_mode & 0o777 & ~0o750 == 0
+
+
+@pytest.mark.parametrize("how", ["renamed", "removed", "replaced"])
+def test_a_file_taken_away_by_somebody_else_is_made_anew(
+    tmp_path: Path, today: Calendar, how: str
+) -> None:
+    """As logrotate does it: a descriptor that is kept would fill a file that nobody finds any more."""
+    path = tmp_path / "records.jsonl"
+    lines = Rotated(path, max_bytes=1000, keep=9, header=b"h\n", today=today)
+    lines.append(b"first\n")
+    if how == "removed":
+        path.unlink()
+    else:
+        path.rename(tmp_path / "records.jsonl.1")
+    if how == "replaced":
+        path.touch()
+    lines.append(b"second\n")
+    lines.close()
+    assert path.read_bytes() == b"h\nsecond\n"
+    assert how == "removed" or (tmp_path / "records.jsonl.1").read_bytes() == b"h\nfirst\n"
+
+
+def test_what_is_no_file_is_never_put_aside(tmp_path: Path, today: Calendar) -> None:
+    """/dev/null for records: to rename it would take it from the whole machine."""
+    device = tmp_path / "null"
+    device.symlink_to("/dev/null")
+    lines = Rotated(device, max_bytes=10, keep=9, header=b"h\n", today=today)
+    for _ in range(3):
+        lines.append(b"more than fits\n")
+        today.day += timedelta(days=1)
+    lines.close()
+    assert list(tmp_path.iterdir()) == [device]
+    assert device.is_symlink()

@@ -102,7 +102,7 @@ backends:
   - url: http://me:sekret@box:1
   - {url: http://x:1, name: gpu3, kv_slack: 2}
 listen: 0.0.0.0:8080
-listen: 0.0.0.0:8081
+listen: 0.0.0.0:8082
 max_wait_s: 3
 queue: {max_wait: 3, max_requests: 0}
 clients:
@@ -226,6 +226,14 @@ def test_every_mistake_is_told_at_once_with_place_value_and_remedy(
         ("clients: [{name: x, header: {name: x-a, value: b}}]\nlisten: box:80", "listen",
          "is reachable from the network and no client has a key"),
         ("listen: 127.0.0.1:80\ncontrol: 127.0.0.1:80", "control", "is the data plane's address too"),
+        ("listen: 127.0.0.1:80\ncontrol: localhost:80", "control", "is the data plane's address too"),
+        ("listen: 0.0.0.0:80\nallow_open: true\ncontrol: 127.0.0.1:80", "control",
+         "is the data plane's address too"),
+        ("backends: [{url: 'http://127.0.0.1:8080'}]", "backends[0].url", "is this gate's own address"),
+        ("backends: [{url: 'http://localhost:8081'}]", "backends[0].url", "is this gate's own address"),
+        ("backends: [{url: 'http://[::1]:90'}]\nlisten: '[::]:90'\nallow_open: true", "backends[0].url",
+         "is this gate's own address"),
+        ("backends: [{url: 'http://a:0'}]", "backends[0].url", "has port 0, which no server has"),
         ("reservation: hopeful", "reservation", "must be 'forecast' or 'declared'"),
         ("queue: {max_requests: 1.5}", "queue.max_requests", "must be a whole number"),
         ("queue: {max_wait_s: fast}", "queue.max_wait_s", "must be a number"),
@@ -244,6 +252,16 @@ def test_one_mistake_is_one_finding(tmp_path: Path, text: str, path: str, wrong:
     found = mistakes(write(tmp_path, text), env={"K": "k1", "SAME": "k1", "EMPTY": " "})
     assert [(f.path, f.wrong) for f in found] == [(path, wrong)]
     assert found[0].remedy
+
+
+def test_another_machine_with_the_gates_port_is_a_server(tmp_path: Path) -> None:
+    text = (
+        "backends: [{url: 'http://10.0.0.7:8080'}, {url: 'http://gpu:8081'}]\nlisten: 10.0.0.8:8080"
+    )
+    policy = load_policy(write(tmp_path, text + "\nallow_open: true"), env={})
+    assert len(policy.backends) == 2
+    text = "backends: [{url: 'http://127.0.0.1:1'}]\nlisten: 127.0.0.1:0\ncontrol: 127.0.0.1:0"
+    assert load_policy(write(tmp_path, text), env={})  # any free ports
 
 
 def test_what_came_from_an_option_or_the_environment_is_told_so() -> None:

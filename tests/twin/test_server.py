@@ -191,6 +191,17 @@ async def test_which_cap_binds(http, version, fields, tokens):
     assert body["usage"]["completion_tokens"] == tokens
 
 
+async def test_a_message_takes_nothing_from_a_chats_body(http):
+    """SGLang makes a chat of Anthropic's own fields, and of no others."""
+    odd = {"max_completion_tokens": 50, "min_tokens": 40, "input_ids": [1] * 90}
+    async with twin() as server:
+        status, got = await post(
+            http, server, "/v1/messages", model="tiny", messages=HELLO, max_tokens=3, **odd
+        )
+    assert (status, got["usage"]["output_tokens"]) == (200, 3)
+    assert got["usage"]["input_tokens"] < 90
+
+
 async def test_generate_and_its_meta_info(http):
     async with twin() as server:
         _, body = await post(

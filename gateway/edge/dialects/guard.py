@@ -33,10 +33,28 @@ STRIPPED: Final = (
     "bootstrap_host",  # routes into disaggregation; one value crashes the scheduler
     "bootstrap_port",
     "bootstrap_room",
+    "bootstrap_pair_key",
+    "disagg_prefill_dp_rank",
+    "decode_tp_size",
+    "encoder_urls",  # addresses that the engine would ask
+    "kv_router_hint",
+    "need_wait_for_mm_inputs",  # for what no encoder will send
+    "num_items_assigned",
+    "http_worker_ipc",  # another process that would get the answer
+    "routing_key",
+    "received_time",  # the engine's own clock, and metrics made from it
+    "external_trace_header",
+    "custom_labels",  # labels of its metrics
+    "log_metrics",
+    "background",  # the engine no longer looks whether the client is there
+    "mm_hashes",  # under which an image is kept, for others as well
+    "mm_content_hashes",
     "session_id",  # ties requests to KV memory that outlives them (0.5.17)
     "data_parallel_rank",  # the ledger decided the rank
     "routed_dp_rank",
     "return_hidden_states",  # megabytes per token, never in these APIs' answers
+    "return_routed_experts",
+    "return_indexer_topk",
 )
 """Removed in silence: they change nothing a client could want from this API."""
 
@@ -44,6 +62,9 @@ REFUSED: Final = {
     "session_params": "server-side sessions hold KV memory that no ledger sees",
     "custom_logit_processor": "it runs code in the engine",
     "lora_path": "choosing adapters is not allowed here",
+    "beam_width": "each beam of a search holds memory that was not counted",
+    "lora_id": "choosing adapters is not allowed here",
+    "positional_embed_overrides": "prompts as embeddings can not be counted",
     "input_embeds": "prompts as embeddings can not be counted",
 }
 """Refused in words: silently dropping them would change the answer."""

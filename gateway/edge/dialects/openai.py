@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gateway.edge import voices
-from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard
+from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard, hazards
 from gateway.tokens import Kind
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ class Chat:
             for field in (NEW, OLD)
             if (value := guard.cap(body.get(field), field, zero_is_unset=True)) is not None
         ]
+        hazards.check_top(body.get("top_logprobs"), "top_logprobs")
+        hazards.check_format(body)
+        hazards.check_stop_pattern(body)
+        hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
         return Intent(
             kind=Kind.CHAT,
@@ -81,6 +85,10 @@ class Text:
         guard.check(body)
         if body.get("prompt") is None:
             raise Invalid("prompt is missing", "prompt")
+        hazards.check_top(body.get("logprobs"), "logprobs")
+        hazards.check_format(body)
+        hazards.check_stop_pattern(body)
+        hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
         echoes = guard.flag(body.get("echo"), "echo") and body.get("logprobs") is not None
         return Intent(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gateway.edge import voices
-from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard
+from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard, hazards
 from gateway.edge.dialects.openai import RANKS_FROM
 from gateway.tokens import Kind
 
@@ -39,9 +39,12 @@ class Generate:
         many = _params(body)
         for params in many:
             guard.check_grammar(params)
+            hazards.check_sampling(params)
             guard.whole(params.get(LEAST), LEAST)
             if params.get("beam_width") is not None:
                 raise Invalid("beam search is not allowed through this gate", "beam_width")
+        hazards.check_number(body.get("sampling_params"), _batch(body))
+        hazards.check_top(body.get("top_logprobs_num"), "top_logprobs_num")
         caps = [guard.cap(params.get(CAP), CAP, zero_is_unset=False) for params in many]
         sent = [cap for cap in caps if cap is not None]
         unset = len(sent) < len(caps)

@@ -1,0 +1,130 @@
+"""Values that end the engine's scheduler, or make its HTTP side answer a bare 500: refused here.
+
+Ids of tokens that are no prompt (`stop_token_ids` and the like) are held against the vocabulary where
+prompts are, in `tokens.request`.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.edge.dialects import Invalid, guard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.edge.dialects import Body
+
+MOST_TOP: Final = 256
+"""Alternatives told for each token. The engine takes the k largest of a row as wide as the vocabulary
+and dies where there are not as many (0.5.6-0.5.23); no vocabulary of bytes is smaller than this, and
+OpenAI allows 20."""
+
+
+def check_top(value: object, field: str) -> None:
+    """How many alternatives are asked for, once or for each prompt. Raises Invalid."""
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, bool):
+            continue  # on chats `logprobs` is a switch
+        number = guard.whole(one, field)
+        if number is not None and not 0 <= number <= MOST_TOP:
+            msg = f"{field} must be from 0 to {MOST_TOP}"
+            raise Invalid(msg, field)
+
+
+REALS: Final = (
+    *("temperature", "top_p", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
+WHOLES: Final = {"top_k": 1 << 31, "seed": 1 << 63, "sampling_seed": 1 << 63}
+"""Below what: the engine puts them into tensors of 32 and 64 bits, and dies where they are too large."""
+
+
+def check_numbers(params: Mapping[str, Any], *, native: bool = False) -> None:
+    """Sampling parameters that are not finite or too large, whatever they are written as. Raises Invalid.
+
+    `native`: the engine takes them as they come, so a number in quotes is none.
+    """
+    for field in (*REALS, *WHOLES):
+        value = params.get(field)
+        if value is None:
+            continue
+        if native and isinstance(value, str):
+            msg = f"{field} must be a number, without quotes"
+            raise Invalid(msg, field)
+        if field in WHOLES:
+            number = guard.whole(value, field)
+            most = WHOLES[field]
+            if number is not None and not -most <= number < most:
+                msg = f"{field} must be below {most}"
+                raise Invalid(msg, field)
+        elif isinstance(value, str) and value.strip().lower().lstrip("+-") in NOT_FINITE:
+            msg = f"{field} must be a finite number"
+            raise Invalid(msg, field)
+        elif field == "repetition_penalty" and value == 0:
+            msg = f"{field} must be above 0"  # the engine divides by it
+            raise Invalid(msg, field)
+
+
+NOT_FINITE: Final = {"nan", "inf", "infinity"}
+"""As Python and pydantic read them; JSON itself has no such numbers."""
+
+LONGEST_PATTERN: Final = 1_000
+"""Characters. People write a few dozen; a thousand are parsed in a millisecond."""
+
+_REPEATED_REPEAT: Final = re.compile(r"(?<!\\)\([^()]*[+*}][^()]*(?<!\\)\)[+*{]")
+"""A repeat within a repeated group, such as (a+)+: twice as many ways to try with each character."""
+
+
+def check_stop_pattern(params: Mapping[str, Any]) -> None:
+    """`stop_regex`, which the scheduler searches for with Python's backtracking matcher after each
+    token: one search that does not end stops everybody's answers. Raises Invalid."""
+    field = "stop_regex"
+    given = params.get(field)
+    if given is None:
+        return
+    for pattern in given if isinstance(given, list) else [given]:
+        if not isinstance(pattern, str) or len(pattern) > LONGEST_PATTERN:
+            msg = f"{field} must be a pattern of at most {LONGEST_PATTERN} characters, or a list of them"
+            raise Invalid(msg, field)
+        if _REPEATED_REPEAT.search(pattern):
+            msg = f"{field} repeats a group that has a repeat in it, which may search for ever"
+            raise Invalid(msg, field)
+        try:
+            with warnings.catch_warnings(
+                action="ignore"
+            ):  # of what another Python may read otherwise
+                re.compile(pattern)
+        except (re.error, RecursionError, OverflowError):
+            msg = f"{field} is no regular expression of Python's"
+            raise Invalid(msg, field) from None
+
+
+def check_format(body: Body) -> None:
+    """`response_format` is an object: of a text or a list the engine answers 500. Raises Invalid."""
+    given = body.get("response_format")
+    if given is not None and not isinstance(given, dict):
+        msg = 'response_format must be an object, such as {"type": "json_object"}'
+        raise Invalid(msg, "response_format")
+
+
+def check_sampling(params: Mapping[str, Any]) -> None:
+    """What /generate takes as it comes, and its tokenizer then stumbles over. Raises Invalid."""
+    check_stop_pattern(params)
+    check_numbers(params, native=True)
+    stop = params.get("stop")
+    texts = stop if isinstance(stop, list) else [stop]
+    if stop is not None and not all(isinstance(text, str) for text in texts):
+        raise Invalid("stop must be a text or a list of texts", "stop")
+
+
+def check_number(params: object, prompts: int | None) -> None:
+    """A list of `sampling_params` has one for each prompt of a list; `prompts` is None where there is
+    no list. Raises Invalid."""
+    if not isinstance(params, list) or len(params) == prompts:
+        return
+    given = "one prompt that is no list" if prompts is None else f"{prompts} prompts"
+    msg = f"sampling_params has {len(params)} entries for {given}; send one object, or one for each"
+    raise Invalid(msg, "sampling_params")

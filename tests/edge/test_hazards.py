@@ -1,0 +1,187 @@
+"""Values with which one request ends the engine for everybody, or makes it answer 500 for a mistake.
+
+Each was seen at a genuine server (sgl-project/sglang#22144, #27398, #28088, #40076), and none of them
+is in any shape that the engine's own reader refuses in all versions that the gate stands before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.edge.dialects.hazards import MOST_TOP
+from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
+
+BODIES: dict[str, Any] = {CHAT: chat(max_tokens=2), TEXT: {"prompt": "a", "max_tokens": 2}}
+LISTED = {"input_ids": [[1], [2]], "return_logprob": True}
+MILLION = 10**6  # ids beyond every vocabulary
+
+
+def generate(**params: Any) -> Any:
+    return {"text": "a", "sampling_params": params}
+
+
+def native(**fields: Any) -> Any:
+    return {"text": "a", "return_logprob": True, **fields}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, BODIES[CHAT] | {"logprobs": True, "top_logprobs": MOST_TOP + 1}, "top_logprobs"),
+        (CHAT, BODIES[CHAT] | {"logprobs": True, "top_logprobs": "1000"}, "top_logprobs"),
+        (CHAT, BODIES[CHAT] | {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (TEXT, BODIES[TEXT] | {"logprobs": MILLION}, "logprobs"),
+        (GENERATE, native(top_logprobs_num=MILLION), "top_logprobs_num"),
+        (GENERATE, LISTED | {"top_logprobs_num": [1, MILLION]}, "top_logprobs_num"),
+        (API_CHAT, chat(logprobs=True, top_logprobs=MILLION), "top_logprobs"),
+    ],
+)
+async def test_more_alternatives_than_any_vocabulary_has_are_refused(
+    rig, path: str, body: Any, field: str
+) -> None:
+    """The engine asks for the k largest of a row: more than there are raises in its scheduler."""
+    got = await rig.post(path, body)
+    assert (got.status, got.code) == (400, "invalid_request"), got.body
+    assert field in got.body.decode()
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODIES[CHAT] | {"stop_token_ids": [1, MILLION]}),
+        (CHAT, BODIES[CHAT] | {"stop_token_ids": [-1]}),
+        (CHAT, BODIES[CHAT] | {"stop_token_ids": ["999999999"]}),
+        (TEXT, BODIES[TEXT] | {"stop_token_ids": [MILLION]}),
+        (GENERATE, generate(stop_token_ids=[None])),
+        (GENERATE, generate(stop_token_ids=[2.5])),
+        (GENERATE, generate(stop_token_ids=7)),
+        (GENERATE, generate(min_new_tokens=2, stop_token_ids=[MILLION])),
+        (GENERATE, {"text": ["a", "b"], "sampling_params": [{}, {"stop_token_ids": [None]}]}),
+        (GENERATE, native(token_ids_logprob=[MILLION])),
+        (GENERATE, native(token_ids_logprob=[[0], [1, 2]])),
+        (GENERATE, LISTED | {"token_ids_logprob": [[1], [-1]]}),
+        (GENERATE, LISTED | {"token_ids_logprob": [[1], 2]}),
+    ],
+)
+async def test_ids_that_index_into_nothing_are_refused(rig, path: str, body: Any) -> None:
+    """They become indices of rows as wide as the vocabulary, in the batch of everybody."""
+    got = await rig.post(path, body)
+    assert (got.status, got.code) == (400, "invalid_request"), got.body
+    assert "token id" in got.error["message"].lower()
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, BODIES[CHAT] | {"response_format": "json"}, "response_format"),
+        (TEXT, BODIES[TEXT] | {"response_format": []}, "response_format"),
+        (GENERATE, generate(stop=5), "stop"),
+        (GENERATE, generate(stop=["a", 5]), "stop"),
+        (GENERATE, {"text": "a", "sampling_params": [{}]}, "sampling_params"),
+        (GENERATE, {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
+    ],
+)
+async def test_what_makes_the_engine_answer_500_is_a_400(
+    rig, path: str, body: Any, field: str
+) -> None:
+    """A bare "Internal Server Error" tells nobody what is wrong, and counts against the server."""
+    got = await rig.post(path, body)
+    assert (got.status, got.code, got.error["param"]) == (400, "invalid_request", field)
+    assert rig.engine.seen == []
+
+
+FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+
+
+@pytest.mark.parametrize(
+    ("path", "params"),
+    [
+        *((CHAT, {name: value}) for name in FLOATS for value in ("NaN", "inf", " -Infinity ")),
+        *(
+            (path, {"temperature": "nan"})
+            for path in (TEXT, GENERATE, MESSAGES, RESPONSES, API_CHAT)
+        ),
+        *((path, {"repetition_penalty": 0}) for path in (CHAT, TEXT, GENERATE)),
+        *((path, {"top_k": 2**31}) for path in (CHAT, TEXT, GENERATE, MESSAGES, API_CHAT)),
+        (CHAT, {"top_k": 1e10}),
+        (CHAT, {"top_k": "2147483648"}),
+        *((path, {"seed": 2**63}) for path in (CHAT, TEXT, API_CHAT)),
+        (CHAT, {"seed": 1e20}),
+        (GENERATE, {"sampling_seed": 2**63}),
+        (GENERATE, {"sampling_seed": "100"}),
+        (GENERATE, {"temperature": "0.5"}),
+        (GENERATE, {"top_k": "5"}),
+    ],
+)
+async def test_numbers_that_no_tensor_holds_are_refused(rig, path: str, params: Any) -> None:
+    """sgl-project/sglang#17646, #28153, #28960: they are put into tensors of 32 or 64 bits and of
+    probabilities, in the scheduler."""
+    body = {
+        **BODIES,
+        MESSAGES: chat(max_tokens=2),
+        RESPONSES: {"input": "a"},
+        GENERATE: generate(**params),
+        API_CHAT: chat(options=params),
+    }[path]
+    got = await rig.post(path, body if path in (GENERATE, API_CHAT) else body | params)
+    assert (got.status, got.code) == (400, "invalid_request"), got.body
+    assert next(iter(params)).removeprefix("sampling_") in got.body.decode()
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+$",
+        ["end", "([a-z]*x)*y"],
+        "(?:a{1,9}b?){2,}",
+        "(",
+        "a{2,1}",
+        "(" * 500 + ")" * 500,
+        "a" * 1001,
+        7,
+        [None],
+    ],
+)
+async def test_a_pattern_that_may_never_end_is_refused(rig, path: str, pattern: Any) -> None:
+    """The scheduler itself looks for it, after each token and with a matcher that tries all ways: it
+    stands still for everybody. What is no pattern at all is a 500 of the engine's."""
+    body = (
+        generate(stop_regex=pattern) if path == GENERATE else BODIES[path] | {"stop_regex": pattern}
+    )
+    got = await rig.post(path, body)
+    assert (got.status, got.code, got.error["param"]) == (400, "invalid_request", "stop_regex")
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODIES[CHAT] | {"stop_regex": r"\n\s*(user|human):", "top_logprobs": None}),
+        (TEXT, BODIES[TEXT] | {"stop_regex": ["a+b*", r"\(x+\)+", "[[a]"]}),
+        (GENERATE, generate(stop_regex="(foo|bar)+[.!?]")),
+        (CHAT, BODIES[CHAT] | {"logprobs": True, "top_logprobs": MOST_TOP}),
+        (CHAT, BODIES[CHAT] | {"stop_token_ids": [], "response_format": {"type": "json_object"}}),
+        (CHAT, BODIES[CHAT] | {"stop_token_ids": [5, 9], "response_format": None}),
+        (TEXT, BODIES[TEXT] | {"logprobs": 5, "stop_token_ids": [0]}),
+        (GENERATE, generate(stop=["a", "b"], stop_token_ids=[7])),
+        (GENERATE, generate(stop="a", stop_token_ids=None)),
+        (GENERATE, native(top_logprobs_num=5, token_ids_logprob=[1, 2])),
+        (GENERATE, LISTED | {"top_logprobs_num": [1, 2], "token_ids_logprob": [[1], None]}),
+        (CHAT, BODIES[CHAT] | {"temperature": "0.7", "top_k": -1, "seed": -1, "top_p": None}),
+        (CHAT, BODIES[CHAT] | {"temperature": 0, "top_k": 2**31 - 1, "seed": 2**63 - 1}),
+        (GENERATE, generate(temperature=0.5, top_k=5, sampling_seed=7, repetition_penalty=1.1)),
+        (GENERATE, native(text=["a"], token_ids_logprob=[[1, 2]])),
+        (GENERATE, LISTED | {"top_logprobs_num": 3, "token_ids_logprob": [1, 2]}),
+        (API_CHAT, chat(logprobs=True, top_logprobs=5)),
+    ],
+)
+async def test_what_clients_really_send_passes(rig, path: str, body: Any) -> None:
+    assert (await rig.post(path, body)).status == 200
+    assert len(rig.engine.seen) == 1

@@ -8,6 +8,7 @@ off. `gone` brings the three together: is an abandoned request really over?
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,11 @@ V1_TOKENIZE_FROM = (0, 5, 12)
 SETTLE_S = 1.0
 """How long before a snapshot a request must have been written to be surely in it, seconds: the
 engine tokenizes first, which takes 0.1-0.5 s for 100,000 tokens, one request after the other."""
+
+DOUBT_S = 5.0
+"""How long a new request waits to hear whether a server lives of which one broke connection makes it
+doubtful. One that lives has said so, and is open again, after a tenth of a second; this is what a connection
+may take to be made."""
 
 PROOFS = 2
 """Loads in a row that must show a request gone: one may have been taken between two events."""
@@ -81,6 +87,7 @@ class Backend:
         self.watch: Watch | None = None
         self.alive: Callable[[], None] = lambda: None
         """To be called when a byte of a real answer came: the watch's, with nothing between."""
+        self._expected_until = -math.inf
         self.life = 0
         """Grows when what it held is written off."""
         self.deaths = 0  # with requests in flight
@@ -189,8 +196,21 @@ class Backend:
         if self.on_prefilled is not None:
             self.on_prefilled()
 
+    @property
+    def expected(self) -> bool:
+        """Whether it takes nothing for now, and it is a matter of moments to know for how long: it is
+        being asked whether it lives."""
+        waits = not self.ready and not self.leaving and self.held is None
+        return waits and self.now() < self._expected_until
+
+    def away(self) -> None:
+        """It was asked, and can not be used."""
+        self._expected_until = -math.inf
+
     def suspect(self, reason: str) -> None:
         """A request broke in a way that a dead server explains."""
+        if self.ready:
+            self._expected_until = self.now() + DOUBT_S
         if self.watch is not None:
             self.watch.suspect(reason)
 

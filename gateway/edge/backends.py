@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gateway.core.amount import Amount
 from gateway.core.model import PoolId
-from gateway.edge.backend import Backend
+from gateway.edge.backend import DOUBT_S, Backend
 from gateway.edge.elsewhere import Elsewhere
 from gateway.observe.view import EngineView
 from gateway.policy.compile import pool_limits
@@ -25,7 +25,7 @@ from gateway.tasks import spawn
 from gateway.upstream.watch import Life, Pace, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from gateway.core.model import PoolLimits
     from gateway.edge.deaths import Deaths
@@ -79,6 +79,7 @@ class Fleet:
         self._written_off: set[str] = set()
         self._opening: dict[str, asyncio.Task[None]] = {}
         self.open = asyncio.Event()  # a server has been ready once
+        self._news = asyncio.Event()  # of any server; another one each time
         self.notes: dict[str, tuple[str, ...]] = {}
         self.on_loads: Callable[[Backend, LoadsFacts], None] | None = None
         """Set where other gates share the servers: then what runs there besides is theirs to tell."""
@@ -90,6 +91,17 @@ class Fleet:
     def any_ready(self) -> bool:
         """Whether at least one server takes work."""
         return any(backend.ready for backend in self)
+
+    async def settled(self, backends: Collection[Backend]) -> bool:
+        """Whether one of `backends` is ready; while that is a matter of moments, when it is known."""
+        until = asyncio.get_running_loop().time() + DOUBT_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while not any(one.ready for one in backends):
+                    if not any(one.expected for one in backends):
+                        return False
+                    await self._news.wait()
+        return any(one.ready for one in backends)
 
     def for_model(self, model: str | None) -> list[Backend]:
         """Servers that may run a request: those that serve its model, else all.
@@ -193,7 +205,7 @@ class Fleet:
             on_gone=partial(self._gone, backend),
             on_stall=partial(self._stalled, backend),
             on_move=partial(self._moves, backend),
-            on_away=partial(self._deaths.away, backend),
+            on_away=partial(self._away, backend),
             busy_since=partial(getattr, backend, "busy_since"),
             pace=Pace(stall_s=self._policy.limits.stall_s),
         )
@@ -235,7 +247,7 @@ class Fleet:
             backend.elsewhere = {p.rank: Elsewhere(facts.pool_tokens) for p in backend.pools}
         for pool in gone:  # ranks of the last start: nobody may wait for them
             self._gate.resize(pool, replace(self._limits(backend, facts), kv_tokens=0))
-        backend.turn()
+        self._turn(backend)
         self._reopen(backend, facts)
 
     def _reopen(self, backend: Backend, facts: ServerFacts) -> None:
@@ -267,6 +279,19 @@ class Fleet:
             self._deaths.opened(backend, facts, self.notes[backend.name])
             for pool in backend.pools:
                 self._gate.set_open(pool, is_open=True)
+            self._turn(backend)
+
+    def _turn(self, backend: Backend) -> None:
+        """Something is known of it that was not."""
+        backend.turn()
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _away(self, backend: Backend, reason: str) -> None:
+        """It was asked, and can not be used."""
+        backend.away()
+        self._deaths.away(backend, reason)
+        self._turn(backend)
 
     def _down(self, backend: Backend, reason: str) -> None:
         self._deaths.suspected(backend, reason)
@@ -277,7 +302,7 @@ class Fleet:
         """Nobody is there any more."""
         if backend.name not in self._written_off:
             self._write_off(backend, reason)
-            backend.turn()
+            self._turn(backend)
 
     def _stalled(self, backend: Backend, reason: str) -> None:
         """It does not move: nothing new goes there, and what runs may wait."""

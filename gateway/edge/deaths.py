@@ -88,6 +88,7 @@ class Deaths:
 
     def suspected(self, backend: Backend, reason: str) -> None:
         """It may have died, for `reason`: put down the scene."""
+        self._log.warning("server_doubted", backend=backend.name, reason=reason)
         memory = self._memory(backend)
         memory.flights = self._reaper.flights(backend)
         view = self._gate.view()

@@ -176,9 +176,10 @@ class DataPlane:
         self, trip: Trip, dialect: Dialect, data: bytes, rule: ClientRule
     ) -> web.StreamResponse:
         """Admission is off, or decides in the shadow only."""
-        backend = self._fleet.least_busy()
+        all_ = list(self._fleet)
+        backend = self._fleet.least_busy() if await self._fleet.settled(all_) else None
         if backend is None:
-            raise Shed(nobody(list(self._fleet)), None)
+            raise Shed(nobody(all_), None)
         booked: Booked = Unbooked()
         if self._policy.admission == "shadow":
             ask = partial(self._asked, trip, dialect, data, rule)
@@ -208,7 +209,7 @@ class DataPlane:
         trip.asks(intent, rule.name, [backend.facts for backend in backends])
         backends = self._deaths.failures.welcome(rule.name, backends)
         self._not_quarantined(partial(mark_of, trip.record.dialect, body))
-        if not any(backend.ready for backend in backends):
+        if not await self._fleet.settled(backends):
             raise Shed(nobody(backends), None)
         if intent.known is not None:
             raise Known(intent.known)

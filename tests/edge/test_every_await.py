@@ -310,6 +310,23 @@ class Counting(Situation):
         rig.engine._answer = type(rig.engine)._answer.__get__(rig.engine)
 
 
+class Doubted(Situation):
+    """Its server is being asked whether it lives, and will have said so in a moment."""
+
+    async def ask(self, rig) -> None:
+        fleet = rig.app.fleet
+        server = fleet.backends["gpu0"]
+        server.ready, server._expected_until = False, asyncio.get_running_loop().time() + 9
+
+        def it_lives() -> None:
+            server.ready = True
+            fleet._turn(server)
+
+        asyncio.get_running_loop().call_later(0.01, it_lives)
+        await super().ask(rig)
+        await rig.until(lambda: server.ready)
+
+
 class Bounded(Situation):
     """Too large to be counted by the server: the bytes are, in a thread; then it is refused."""
 
@@ -337,6 +354,7 @@ SITUATIONS = [
     ResentOnce,
     BrokenBeforeItsAnswer,
     Counting,
+    Doubted,
     Bounded,
 ]
 
@@ -416,7 +434,7 @@ async def test_no_await_was_left_out(start, monkeypatch, late: bool) -> None:
     cuts = 0
     worlds: list[tuple[dict[str, Any], dict[str, Any], list[type[Situation]]]] = [
         (records, {}, SITUATIONS),
-        (records | {"admission": "off"}, {}, [OnAFreshConnection, EventByEvent]),
+        (records | {"admission": "off"}, {}, [OnAFreshConnection, EventByEvent, Doubted]),
         (records, {"version": "0.5.6"}, [EventByEvent]),
         (
             records | {"queue": {"heartbeat_s": 0.002, "max_wait_s": 0.05}},

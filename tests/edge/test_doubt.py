@@ -1,0 +1,73 @@
+"""One broken connection makes a server doubtful, and new requests wait a moment for the answer: it is no
+reason to send everybody away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.edge import backend
+from gateway.upstream import watch
+from tests.edge.rig import chat
+from tests.fakes.behaviour import Behaviour
+
+
+@pytest.mark.parametrize("admission", ["on", "shadow", "off"])
+async def test_a_stream_that_a_live_server_cut_turns_nobody_away(start, admission: str) -> None:
+    async with start({"admission": admission}) as rig:
+        rig.engine.default = Behaviour(tokens=1)
+        rig.engine.queue.append(Behaviour(tokens=3, reset_at=2))
+        cut = await rig.chat(stream=True, max_tokens=3)
+        assert b"upstream_error" in cut.body
+        if admission == "on":  # otherwise nothing is known of a death, and nothing is doubted
+            assert not rig.app.fleet.any_ready, "it is being asked"
+        others = await asyncio.gather(*(rig.chat(max_tokens=1) for _ in range(5)))
+        assert {got.status for got in others} == {200}
+        rig.handled = 6
+
+
+async def test_where_it_has_died_a_new_request_hears_so_at_once(rig, monkeypatch) -> None:
+    monkeypatch.setattr(backend, "DOUBT_S", 60.0)  # nobody waits for that to be over
+    rig.engine.default = Behaviour(tokens=9, hold=asyncio.Event(), hold_at=1)
+    running = asyncio.ensure_future(rig.chat(stream=True, max_tokens=9))
+    await rig.engine.arrived()
+    await rig.engine.die()
+    async with asyncio.timeout(5):
+        got = await rig.chat(max_tokens=1)
+    assert (got.status, got.code) == (503, "no_backend")
+    running.cancel()
+    rig.handled = 2
+
+
+@pytest.fixture
+async def silent(rig, monkeypatch):
+    """A gate whose server cut a stream and does not say any more whether it lives."""
+
+    async def hang(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    rig.engine.default = Behaviour(tokens=1)
+    rig.engine.queue.append(Behaviour(tokens=3, reset_at=2))
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "discover", hang)
+        await rig.chat(stream=True, max_tokens=3)
+        yield rig
+    rig.app.fleet.backends["gpu0"].watch._task.cancel()
+    rig.app.fleet.backends["gpu0"].watch.start()
+
+
+async def test_it_is_waited_for_no_longer_than_a_connection_takes(silent, monkeypatch) -> None:
+    monkeypatch.setattr("gateway.edge.backends.DOUBT_S", 0.1)
+    got = await silent.chat(max_tokens=1)
+    assert (got.status, got.code) == (503, "no_backend")
+    silent.handled = 2
+
+
+async def test_who_leaves_meanwhile_leaves_nothing(silent) -> None:
+    way = silent.app.data.under_way
+    waits = asyncio.ensure_future(silent.post(body=chat(max_tokens=1)))
+    await silent.until(lambda: len(way._tasks) == 1)
+    waits.cancel()
+    await silent.until(lambda: not way._tasks)
+    silent.handled = 2

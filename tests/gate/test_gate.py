@@ -86,7 +86,7 @@ class House:
         assert (pool.kv.reserved, pool.prefill.reserved, pool.slots.reserved) == (0, 0, 0)
         assert view.queue.requests == view.queue.tokens == view.queue.bytes == 0
         assert view.clients == ()
-        assert (self.gate.holding, self.gate._waiters, self.gate._granted) == (0, {}, {})
+        assert (self.gate.holding, self.gate._waiters) == (0, {})
         assert set(self.ends().values()) <= {1}, "each request ends once"
 
 

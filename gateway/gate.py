@@ -55,13 +55,17 @@ class Shed(Exception):
 class Lease:
     """One request's stay: waiting, then holding. Use as an async context manager, once."""
 
-    __slots__ = ("_gate", "_hold", "_outcome", "_sent", "generated", "grace_s", "held", "ticket")
+    __slots__ = (
+        *("_gate", "_hold", "_outcome", "_sent"),
+        *("generated", "grace_s", "held", "rest", "ticket"),
+    )
 
     def __init__(self, gate: Gate, ticket: Ticket, grace_s: float) -> None:
         self.ticket = ticket
         self.grace_s = grace_s
         self._gate = gate
         self.held: Grant | None = None  # set by the gate
+        self.rest: Callable[[], None] | None = None  # what to do where it has to wait; never raises
         self.generated = 0  # tokens so far, over all sequences
         self._hold: Hold | None = None  # once its first output is here: it can not be put back then
         self._sent = False
@@ -193,6 +197,9 @@ class Gate:
         try:
             self._apply(step(self.now()))
             del step
+            if lease.rest is not None and not waiter.done():
+                lease.rest()
+            lease.rest = None
             lease.held = await waiter
         except asyncio.CancelledError:
             # The verdict may have come in the same turn of the loop as the cancellation.

@@ -10,7 +10,6 @@ after the first byte it becomes one in-band error and the end of the connection.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from gateway.edge.relay import BrokenAnswer, Relay, begin
 from gateway.edge.shadow import Shadow
 from gateway.edge.trip import Trip
 from gateway.edge.underway import UnderWay
+from gateway.edge.work import Work
 from gateway.gate import Shed
 from gateway.tokens import Kind
 from gateway.upstream.errors import Failure, UpstreamError
@@ -63,15 +63,6 @@ vocabulary floats, 1.7-2.8 GiB for 2,048 rows, outside every pool (0.5.6 and 0.5
 
 class _Unreserved(Exception):
     """The server died between the grant and the write: nothing was sent, nothing is held."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A request that was read and counted."""
-
-    intent: Intent
-    body: Body
-    counted: Counted
 
 
 class DataPlane:
@@ -169,7 +160,9 @@ class DataPlane:
         if every_s is not None and work.intent.stream and work.intent.kind is not Kind.GENERATE:
             trip.heart.set(every_s, trip.headers(), trip.id, self._places, work.intent.model)
         trip.heart.beat()
-        async with self._gate.admit(ticket, grace_s=limits.release_grace_s) as lease:
+        lease = self._gate.admit(ticket, grace_s=limits.release_grace_s)
+        lease.rest = work.pack
+        async with lease:
             return await self._dispatched(trip, lease, dialect, work)
 
     async def _let_through(

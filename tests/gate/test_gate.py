@@ -116,6 +116,30 @@ async def test_those_that_wait_start_in_order_when_room_comes() -> None:
     house.assert_at_rest()
 
 
+async def test_only_who_has_to_wait_is_told_to_rest_and_once() -> None:
+    house = House()
+    rested: list[str] = []
+
+    async def ask(name: str, tokens: int = 100) -> None:
+        lease = house.lease(name, tokens)
+        lease.rest = lambda: rested.append(name)
+        async with lease:
+            lease.sent()
+            await asyncio.sleep(1)
+            if name == "b" and house.gate.now() < 3:
+                await lease.requeue(PAUSE_S)
+            lease.end(Outcome.COMPLETED)
+
+    tasks = [house.start(ask("a")), house.start(ask("b"))]
+    await turn()
+    assert rested == ["b"], "as soon as it waits"
+    with pytest.raises(Shed):
+        await ask("never", tokens=500)
+    await asyncio.gather(*tasks)
+    assert rested == ["b"]
+    house.assert_at_rest()
+
+
 async def test_the_wait_ends_at_its_limit_to_the_second() -> None:
     house = House()
     first = house.start(house.use("a", seconds=500))

@@ -28,7 +28,7 @@ from gateway.edge.relay import BrokenAnswer, Relay, begin
 from gateway.edge.shadow import Shadow
 from gateway.edge.trip import Trip
 from gateway.edge.underway import UnderWay
-from gateway.edge.work import Work
+from gateway.edge.work import Work, at_rest
 from gateway.gate import Shed
 from gateway.tokens import Kind
 from gateway.upstream.errors import Failure, UpstreamError
@@ -161,7 +161,7 @@ class DataPlane:
             trip.heart.set(every_s, trip.headers(), trip.id, self._places, work.intent.model)
         trip.heart.beat()
         lease = self._gate.admit(ticket, grace_s=limits.release_grace_s)
-        lease.rest = work.pack
+        lease.rest = partial(at_rest, trip.request, work)
         async with lease:
             return await self._dispatched(trip, lease, dialect, work)
 

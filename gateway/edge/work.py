@@ -6,9 +6,19 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from gateway.edge import face
+
 if TYPE_CHECKING:
+    from aiohttp.web import BaseRequest
+
     from gateway.edge.dialects import Body, Intent
     from gateway.tokens import Counted
+
+
+def at_rest(request: BaseRequest, work: Work) -> None:
+    """It has to wait: let go of what that does not need."""
+    face.rest(request)
+    work.pack()
 
 
 class Work:

@@ -222,6 +222,10 @@ class _Talk(RequestHandler):
     def rest(self, request: web.BaseRequest) -> None:
         """See the function of that name. What comes next on this connection gets a new parser."""
         self.keep_alive(val=True)  # without the timer: the next one is set with the answer
+        self._cache.clear()  # addresses and the like: made again when the next request asks
+        if "url" not in request._cache:  # noqa: SLF001 - likewise, but for parts of a whole address
+            request._cache.clear()  # noqa: SLF001
+        request._transport_sockname = None  # noqa: SLF001 - our own address: nobody asks
         body = request.content
         if not body.is_eof():
             return

@@ -93,9 +93,16 @@ class DataPlane:
         """Another policy, from the next request on; see `reload`."""
         self._policy, self._callers = policy, callers
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request. Raises nothing but cancellation."""
+    def handle(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        """Answer one request. Raises nothing but cancellation. A coroutine less for those that wait."""
         route = routes.find(request.method, request.rel_url.raw_path)
+        if route is None or isinstance(route, routes.Quick):
+            return self._quick(request, route)
+        return self._generate(request, route)
+
+    async def _quick(
+        self, request: web.BaseRequest, route: routes.Quick | None
+    ) -> web.StreamResponse:
         match route:
             case None:
                 no = Refusal(Code.NOT_FOUND, routes.why_not(request.rel_url.raw_path))
@@ -108,8 +115,6 @@ class DataPlane:
                 return await counting.answer(request, self._callers, self._policy, self._counted)
             case routes.Quick():
                 return await catalogue.answer(route, request, self._callers, self._fleet)
-            case _:
-                return await self._generate(request, route)
 
     async def _generate(self, request: web.BaseRequest, dialect: Dialect) -> web.StreamResponse:
         trip = Trip(request, dialect, self._gate.now())

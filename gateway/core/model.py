@@ -32,7 +32,8 @@ class Lead:
         fixed = tuple(pairs)  # a thread may still be adding to them
         if not fixed:
             return NO_LEAD
-        return cls(array("q", [mark for mark, _ in fixed]), array("q", [to for _, to in fixed]))
+        marks, tokens = zip(*fixed, strict=True)
+        return cls(array("q", marks), array("q", tokens))
 
     def __len__(self) -> int:
         return len(self.marks)

@@ -21,6 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import HttpVersion11, web
+from aiohttp.hdrs import CONTENT_LENGTH
 from aiohttp.http import HttpRequestParser, RawRequestMessage
 from aiohttp.http_exceptions import (
     BadHttpMethod,
@@ -52,7 +53,7 @@ is written to answers nothing: keep-alive does not ask then, and the kernel woul
 of an hour; bytes that nobody takes for `STALLED_S` end the connection."""
 
 HEAD_ENDS: Final = b"\r\n\r\n"
-LENGTH: Final = "content-length"
+LENGTH: Final = b"content-length"
 
 _NOTHING: Final[deque[bytes]] = deque()
 """The buffer of bodies that were read to their end: nothing comes to it any more."""
@@ -147,7 +148,7 @@ def _body_bytes(message: object, body: StreamReader) -> int | None:
         return None
     if message.chunked or message.compression is not None or message.upgrade:
         return None
-    length = message.headers.get(LENGTH, "")
+    length = message.headers.get(CONTENT_LENGTH, "")
     return int(length) if length.isascii() and length.isdigit() else None
 
 
@@ -200,7 +201,7 @@ class _Talk(RequestHandler):
         end = data.find(HEAD_ENDS) + len(HEAD_ENDS)
         head, before = data[:end], len(self._messages)
         self._to_come = None
-        if end < len(HEAD_ENDS) or LENGTH.encode() not in head.lower():
+        if end < len(HEAD_ENDS) or LENGTH not in head.lower():
             return data
         super().data_received(head)
         if len(self._messages) == before + 1:

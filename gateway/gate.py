@@ -55,11 +55,6 @@ class Shed(Exception):
 class Lease:
     """One request's stay: waiting, then holding. Use as an async context manager, once."""
 
-    __slots__ = (
-        *("_gate", "_hold", "_outcome", "_sent"),
-        *("generated", "grace_s", "held", "rest", "ticket"),
-    )
-
     def __init__(self, gate: Gate, ticket: Ticket, grace_s: float) -> None:
         self.ticket = ticket
         self.grace_s = grace_s
@@ -74,7 +69,7 @@ class Lease:
     @property
     def void(self) -> bool:
         """Whether the reservation was written off: the server it was on has died."""
-        return self._gate.is_void(self.ticket.id)
+        return self.ticket.id in self._gate.voided
 
     @property
     def grant(self) -> Grant:
@@ -172,7 +167,7 @@ class Gate:
         self._on_abandon = on_abandon
         self._waiters: dict[RequestId, asyncio.Future[Grant]] = {}
         self._holders: set[RequestId] = set()  # granted, and not let go by their client
-        self._void: set[RequestId] = set()  # of these, whose server died
+        self.voided: set[RequestId] = set()  # of these, whose server died
         self._clock: Callable[[], float] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None  # uvloop's handles forget theirs once they are done
@@ -186,10 +181,8 @@ class Gate:
     # ---- for leases ----------------------------------------------------------------------------
 
     async def verdict(self, lease: Lease, step: Callable[[float], list[Transition]]) -> Lease:
-        """Take a step of the core that grants, queues or refuses a request, and await the verdict.
-
-        Thousands may be in here: it is all that stays of the way from `async with` to the queue.
-        """
+        """Take a step of the core that grants, queues or refuses, and await the verdict. All that
+        stays of a way to the queue: thousands may be in here."""
         ident = lease.ticket.id
         self._let_go(ident)  # of what it held, where it is put back
         waiter: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
@@ -229,10 +222,6 @@ class Gate:
         self._let_go(lease.ticket.id)
         self._apply(self.core.abandon(lease.ticket.id, outcome, self.now(), lease.grace_s))
         self._on_abandon(lease)
-
-    def is_void(self, ident: RequestId) -> bool:
-        """Whether the reservation of a granted request was written off."""
-        return ident in self._void
 
     # ---- for the watchers of servers -----------------------------------------------------------
 
@@ -378,7 +367,7 @@ class Gate:
                     self._waiters[ident].set_result(transition.grant)
             elif isinstance(transition, Released):
                 if transition.why is Release.VOIDED and transition.id in self._holders:
-                    self._void.add(transition.id)
+                    self.voided.add(transition.id)
             elif isinstance(transition, Refused):
                 waiter = self._waiters[transition.id]
                 if not waiter.done():
@@ -387,7 +376,7 @@ class Gate:
 
     def _let_go(self, ident: RequestId) -> None:
         self._holders.discard(ident)
-        self._void.discard(ident)
+        self.voided.discard(ident)
         if not self._holders:
             self._idle.set()
 

@@ -13,6 +13,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http import RawRequestMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 
 from gateway.edge.face import Face, _body_bytes, _Talk, rest
 from tests.edge.rig import CHAT, TEXT, chat, request
@@ -139,7 +140,7 @@ async def test_a_whole_address_is_still_what_it_was() -> None:
 
 def test_a_head_that_ended_before_it_seemed_to_tells_nothing() -> None:
     head: Any = RawRequestMessage(
-        *("POST", "/", HttpVersion11, {"content-length": "9"}, (), False, None, False, False, None)
+        *("POST", "/", HttpVersion11, CIMultiDict({"content-length": "9"}), (), False, None, False, False, None)
     )
     lengths = [
         _body_bytes(head, SimpleNamespace(is_eof=lambda: False, total_bytes=had))  # type: ignore[arg-type]

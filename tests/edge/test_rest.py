@@ -140,7 +140,18 @@ async def test_a_whole_address_is_still_what_it_was() -> None:
 
 def test_a_head_that_ended_before_it_seemed_to_tells_nothing() -> None:
     head: Any = RawRequestMessage(
-        *("POST", "/", HttpVersion11, CIMultiDict({"content-length": "9"}), (), False, None, False, False, None)
+        *(
+            "POST",
+            "/",
+            HttpVersion11,
+            CIMultiDict({"content-length": "9"}),
+            (),
+            False,
+            None,
+            False,
+            False,
+            None,
+        )
     )
     lengths = [
         _body_bytes(head, SimpleNamespace(is_eof=lambda: False, total_bytes=had))  # type: ignore[arg-type]

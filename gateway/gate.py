@@ -13,14 +13,15 @@ never awaits, so a cancellation can not slip between the end of a request and it
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING
 
 from gateway.core.appetite import appetite, steady
 from gateway.core.envelope import LEAST_SHARE
 from gateway.core.model import Granted, Outcome, Refused, Release, Released
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Iterable
     from types import TracebackType
 
     from gateway.core.admission import Admission
@@ -58,7 +59,8 @@ class Lease:
         self.ticket = ticket
         self.grace_s = grace_s
         self._gate = gate
-        self._grant: Grant | None = None
+        self.held: Grant | None = None  # set by the gate
+        self.rest: Callable[[], None] | None = None  # what to do where it has to wait; never raises
         self.generated = 0  # tokens so far, over all sequences
         self._hold: Hold | None = None  # once its first output is here: it can not be put back then
         self._sent = False
@@ -67,24 +69,23 @@ class Lease:
     @property
     def void(self) -> bool:
         """Whether the reservation was written off: the server it was on has died."""
-        return self._gate.is_void(self.ticket.id)
+        return self.ticket.id in self._gate.voided
 
     @property
     def grant(self) -> Grant:
         """The reservation. Raises RuntimeError before it was granted."""
-        if self._grant is None:
+        if self.held is None:
             msg = "not granted"
             raise RuntimeError(msg)
-        return self._grant
+        return self.held
 
     @property
     def ended(self) -> bool:
         """Whether `end` was called."""
         return self._outcome is not None
 
-    async def __aenter__(self) -> Self:
-        self._grant = await self._gate.grant(self.ticket)
-        return self
+    def __aenter__(self) -> Awaitable[Lease]:
+        return self._gate.verdict(self, partial(self._gate.core.submit, self.ticket))
 
     async def __aexit__(
         self,
@@ -92,7 +93,7 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._grant is None or self._outcome is not None:
+        if self.held is None or self._outcome is not None:
             return
         left = kind is not None and issubclass(kind, asyncio.CancelledError | ConnectionError)
         self._leave(Outcome.CANCELLED if left else Outcome.FAILED)
@@ -120,13 +121,13 @@ class Lease:
 
     def end(self, outcome: Outcome) -> None:
         """The engine is done with this request. Later calls change nothing: it ended once."""
-        if self._outcome is None and self._grant is not None:
+        if self._outcome is None and self.held is not None:
             self._outcome = outcome
             self._gate.settle(self.ticket.id, outcome, Release.ENDED)
 
     def abandon(self, outcome: Outcome) -> None:
         """It ended for the client, and the engine may not know: hold until that is confirmed."""
-        if self._outcome is None and self._grant is not None:
+        if self._outcome is None and self.held is not None:
             self._leave(outcome)
 
     async def requeue(self, pause_s: float) -> None:
@@ -135,8 +136,9 @@ class Lease:
 
         Raises Shed when its time in the queue is over.
         """
-        self._grant, self._sent, self.generated, self._hold = None, False, 0, None
-        self._grant = await self._gate.regrant(self.ticket, pause_s)
+        self.held, self._sent, self.generated, self._hold = None, False, 0, None
+        requeue = self._gate.core.requeue
+        await self._gate.verdict(self, partial(requeue, self.ticket.id, pause_s=pause_s))
 
     def _leave(self, outcome: Outcome) -> None:
         self._outcome = outcome
@@ -164,9 +166,8 @@ class Gate:
         self._listener = listener
         self._on_abandon = on_abandon
         self._waiters: dict[RequestId, asyncio.Future[Grant]] = {}
-        self._granted: dict[RequestId, Grant] = {}
         self._holders: set[RequestId] = set()  # granted, and not let go by their client
-        self._void: set[RequestId] = set()  # of these, whose server died
+        self.voided: set[RequestId] = set()  # of these, whose server died
         self._clock: Callable[[], float] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None  # uvloop's handles forget theirs once they are done
@@ -179,14 +180,33 @@ class Gate:
 
     # ---- for leases ----------------------------------------------------------------------------
 
-    async def grant(self, ticket: Ticket) -> Grant:
-        """Submit and wait."""
-        return await self._wait(ticket.id, lambda now: self.core.submit(ticket, now))
-
-    async def regrant(self, ticket: Ticket, pause_s: float) -> Grant:
-        """Put back and wait again."""
-        self._let_go(ticket.id)
-        return await self._wait(ticket.id, lambda now: self.core.requeue(ticket.id, now, pause_s))
+    async def verdict(self, lease: Lease, step: Callable[[float], list[Transition]]) -> Lease:
+        """Take a step of the core that grants, queues or refuses, and await the verdict. All that
+        stays of a way to the queue: thousands may be in here."""
+        ident = lease.ticket.id
+        self._let_go(ident)  # of what it held, where it is put back
+        waiter: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        self._waiters[ident] = waiter
+        try:
+            self._apply(step(self.now()))
+            del step
+            if lease.rest is not None and not waiter.done():
+                lease.rest()
+            lease.rest = None
+            lease.held = await waiter
+        except asyncio.CancelledError:
+            # The verdict may have come in the same turn of the loop as the cancellation.
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # seen: nobody else will fetch it
+            if ident in self._holders:
+                self.settle(ident, Outcome.CANCELLED, Release.UNSENT)
+            else:
+                self._apply(self.core.cancel(ident, self.now()))
+            raise
+        finally:
+            self._waiters.pop(ident, None)
+            del waiter  # a refusal that it holds has passed this frame, and so holds it
+        return lease
 
     def first_token(self, ident: RequestId) -> None:
         """See `Lease.first_token`."""
@@ -202,10 +222,6 @@ class Gate:
         self._let_go(lease.ticket.id)
         self._apply(self.core.abandon(lease.ticket.id, outcome, self.now(), lease.grace_s))
         self._on_abandon(lease)
-
-    def is_void(self, ident: RequestId) -> bool:
-        """Whether the reservation of a granted request was written off."""
-        return ident in self._void
 
     # ---- for the watchers of servers -----------------------------------------------------------
 
@@ -340,28 +356,6 @@ class Gate:
 
     # ---- inside --------------------------------------------------------------------------------
 
-    async def _wait(self, ident: RequestId, step: Callable[[float], list[Transition]]) -> Grant:
-        """Take a step of the core that grants, queues or refuses `ident`, and await the verdict."""
-        waiter: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._waiters[ident] = waiter
-        try:
-            self._apply(step(self.now()))
-            grant = await waiter
-        except asyncio.CancelledError:
-            # The verdict may have come in the same turn of the loop as the cancellation.
-            if waiter.done() and not waiter.cancelled():
-                waiter.exception()  # seen: nobody else will fetch it
-            if self._granted.pop(ident, None) is not None:
-                self.settle(ident, Outcome.CANCELLED, Release.UNSENT)
-            else:
-                self._apply(self.core.cancel(ident, self.now()))
-            raise
-        finally:
-            self._waiters.pop(ident, None)
-            del waiter  # a refusal that it holds has passed this frame, and so holds it
-        self._granted.pop(ident, None)
-        return grant
-
     def _apply(self, transitions: list[Transition]) -> None:
         for transition in transitions:
             self._listener(transition)
@@ -369,12 +363,11 @@ class Gate:
                 ident = transition.grant.id
                 self._idle.clear()
                 self._holders.add(ident)
-                self._granted[ident] = transition.grant
                 if not self._waiters[ident].done():
                     self._waiters[ident].set_result(transition.grant)
             elif isinstance(transition, Released):
                 if transition.why is Release.VOIDED and transition.id in self._holders:
-                    self._void.add(transition.id)
+                    self.voided.add(transition.id)
             elif isinstance(transition, Refused):
                 waiter = self._waiters[transition.id]
                 if not waiter.done():
@@ -383,7 +376,7 @@ class Gate:
 
     def _let_go(self, ident: RequestId) -> None:
         self._holders.discard(ident)
-        self._void.discard(ident)
+        self.voided.discard(ident)
         if not self._holders:
             self._idle.set()
 

@@ -6,16 +6,40 @@ caller), requests for slots.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 RequestId = NewType("RequestId", str)
 """Ours, unique for the life of the process, a fixed length: it goes upstream as the `rid`."""
 
 
-Lead = tuple[tuple[int, int], ...]
-"""A prompt's beginning at several depths, shortest first: (a mark of all of it up to there, tokens)."""
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """A prompt's beginning at several depths, shortest first: a mark of all of it up to there, and
+    its tokens. In 64-bit words: a long chat that waits has a thousand of them."""
+
+    marks: array[int]
+    tokens: array[int]
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, int]]) -> Lead:
+        """Of (mark, tokens)."""
+        fixed = tuple(pairs)  # a thread may still be adding to them
+        if not fixed:
+            return NO_LEAD
+        marks, tokens = zip(*fixed, strict=True)
+        return cls(array("q", marks), array("q", tokens))
+
+    def __len__(self) -> int:
+        return len(self.marks)
+
+
+NO_LEAD = Lead(array("q"), array("q"))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -175,7 +199,7 @@ class Ticket:
     streamed: bool = True  # whether the first token will be seen as it comes
     deadline: float | None = None  # monotonic: of no use if the first token comes later
     kind: str = "chat"  # of answer: whose lengths stand in while this client is new, see lengths
-    lead: Lead = ()  # how its prompt begins, see prefix
+    lead: Lead = NO_LEAD  # how its prompt begins, see prefix
     session: str | None = None  # a mark of the conversation it says it belongs to, see flows
 
 

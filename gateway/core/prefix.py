@@ -46,20 +46,20 @@ class Prefixes:
         low, high = 0, len(lead)
         while low < high:
             middle = (low + high) // 2
-            if lead[middle][0] in self._own:
+            if lead.marks[middle] in self._own:
                 low = middle + 1
             else:
                 high = middle
-        return lead[low - 1][1] if low else 0
+        return lead.tokens[low - 1] if low else 0
 
     def put(self, lead: Lead, most: int) -> None:
         """A prompt was sent here; forget the oldest beyond `most` tokens."""
         for place in range(
             len(lead) - 1, -1, -1
         ):  # so that a front is never older than what follows
-            mark, tokens = lead[place]
+            mark = lead.marks[place]
             if mark not in self._own:
-                self._own[mark] = tokens - (lead[place - 1][1] if place else 0)
+                self._own[mark] = lead.tokens[place] - (lead.tokens[place - 1] if place else 0)
                 self._tokens += self._own[mark]
             self._own.move_to_end(mark)
         while self._own and (self._tokens > most or len(self._own) > MOST_MARKS):

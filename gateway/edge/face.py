@@ -17,9 +17,12 @@ import logging
 import math
 import secrets
 import socket
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import HttpVersion11, web
+from aiohttp.hdrs import CONTENT_LENGTH
+from aiohttp.http import HttpRequestParser, RawRequestMessage
 from aiohttp.http_exceptions import (
     BadHttpMethod,
     ContentEncodingError,
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable
 
+    from aiohttp import StreamReader
+
 KEEPALIVE: Final = (
     ("TCP_KEEPIDLE", 30),
     ("TCP_KEEPINTVL", 10),
@@ -46,6 +51,12 @@ KEEPALIVE: Final = (
 """A client that waits and is not there any more is noticed after 30 + 3 × 10 s of silence. One that
 is written to answers nothing: keep-alive does not ask then, and the kernel would try for a quarter
 of an hour; bytes that nobody takes for `STALLED_S` end the connection."""
+
+HEAD_ENDS: Final = b"\r\n\r\n"
+LENGTH: Final = b"content-length"
+
+_NOTHING: Final[deque[bytes]] = deque()
+"""The buffer of bodies that were read to their end: nothing comes to it any more."""
 
 STILL_THERE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -124,10 +135,104 @@ class Face(web.Server):
         return _Talk(self, loop=self._loop, **self._kwargs)
 
 
+def rest(request: web.BaseRequest) -> None:
+    """A request that was read waits: its connection lets go of what that does not need."""
+    if isinstance(talk := request.protocol, _Talk):
+        talk.rest(request)
+
+
+def _body_bytes(message: object, body: StreamReader) -> int | None:
+    """How long the body is whose head was read, and nothing behind it; None where that cannot be told
+    for certain."""
+    if not isinstance(message, RawRequestMessage) or body.is_eof() or body.total_bytes:
+        return None
+    if message.chunked or message.compression is not None or message.upgrade:
+        return None
+    length = message.headers.get(CONTENT_LENGTH, "")
+    return int(length) if length.isascii() and length.isdigit() else None
+
+
+class _Heads(list[Any]):
+    """What aiohttp keeps between the parser and the handler of a connection, a request or two, in a
+    deque of 760 bytes. Heads lose their raw headers here: no one asks for them."""
+
+    __slots__ = ()
+
+    def append(self, item: tuple[Any, Any]) -> None:
+        """One more head, with its body."""
+        message, body = item
+        if isinstance(message, RawRequestMessage):
+            message = message._replace(raw_headers=())
+        super().append((message, body))
+
+    def popleft(self) -> tuple[Any, Any]:
+        """The first one."""
+        first: tuple[Any, Any] = self.pop(0)
+        return first
+
+
 class _Talk(RequestHandler):
     """One connection."""
 
-    __slots__ = ()
+    __slots__ = ("_to_come",)
+
+    def __init__(self, manager: web.Server, **how: Any) -> None:  # noqa: ANN401 - its own
+        super().__init__(manager, **how)
+        self._messages = _Heads()  # type: ignore[assignment]  # as much of a deque as is used
+        self._to_come: int | None = 0
+        """Bytes until the parser stands between two requests and holds nothing of either; None where
+        that is not known, and then for the rest of the connection."""
+
+    def data_received(self, data: bytes) -> None:
+        if self._parser is None and not (self._close or self._force_close):
+            self._parser = self._new_parser()
+        if self._to_come == 0 and data:
+            data = self._begun(data)
+            if not data:
+                return
+        if self._to_come is not None:
+            left = self._to_come - len(data)
+            self._to_come = None if left < 0 else left
+        super().data_received(data)
+
+    def _begun(self, data: bytes) -> bytes:
+        """Read a head by itself, so that it is known what of the rest is its body: that is returned.
+        One whose body has no length is left with it: what is wrong there is found in one go."""
+        end = data.find(HEAD_ENDS) + len(HEAD_ENDS)
+        head, before = data[:end], len(self._messages)
+        self._to_come = None
+        if end < len(HEAD_ENDS) or LENGTH not in head.lower():
+            return data
+        super().data_received(head)
+        if len(self._messages) == before + 1:
+            self._to_come = _body_bytes(*self._messages[-1])
+        return data[end:]
+
+    def _new_parser(self) -> HttpRequestParser:
+        return HttpRequestParser(
+            self,
+            self._loop,
+            self._read_bufsize,
+            max_line_size=self.max_line_size,
+            max_field_size=self.max_field_size,
+            max_headers=self.max_headers,
+            payload_exception=web.RequestPayloadError,
+            max_msg_queue_size=self._max_msg_queue_size,
+        )
+
+    def rest(self, request: web.BaseRequest) -> None:
+        """See the function of that name. What comes next on this connection gets a new parser."""
+        self.keep_alive(val=True)  # without the timer: the next one is set with the answer
+        self._cache.clear()  # addresses and the like: made again when the next request asks
+        if "url" not in request._cache:  # noqa: SLF001 - likewise, but for parts of a whole address
+            request._cache.clear()  # noqa: SLF001
+        request._transport_sockname = None  # noqa: SLF001 - our own address: nobody asks
+        body = request.content
+        if not body.is_eof():
+            return
+        body._buffer = _NOTHING  # noqa: SLF001 - an empty one has 760 bytes
+        if self._to_come == 0 and not self._messages:
+            self._parser = None  # with the last head, which it keeps in two forms: 3 KB
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

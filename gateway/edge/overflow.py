@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from gateway.core.model import Ticket
     from gateway.edge.callers import Callers
     from gateway.edge.dialects import Body
-    from gateway.edge.handler import Work
     from gateway.edge.talks import Talk
     from gateway.edge.trip import Trip
+    from gateway.edge.work import Work
     from gateway.gate import Gate
 
     Asked = tuple[Ticket, Work]

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 from gateway.core.admission import Admission
 from gateway.core.model import (
+    NO_LEAD,
     Ask,
     ClientRule,
     Granted,
+    Lead,
     Outcome,
     PoolId,
     QueueRule,
@@ -26,7 +28,7 @@ from gateway.policy.compile import PoolFacts, client_rules, pool_limits, queue_r
 from gateway.policy.schema import Backend
 
 if TYPE_CHECKING:
-    from gateway.core.model import Lead, PoolLimits, Transition
+    from gateway.core.model import PoolLimits, Transition
     from gateway.lab.gates import Engines
     from gateway.lab.traces import Arrival
     from gateway.policy.schema import Policy
@@ -119,7 +121,7 @@ class CoreGate:
             ask=Ask(prompts=(arrival.prompt,), cap=arrival.cap),
             pools=tuple(self._pools),
             deadline=now + self._max_wait_s,
-            lead=() if self._without == "affinity" else self._lead(arrival),
+            lead=NO_LEAD if self._without == "affinity" else self._lead(arrival),
         )
         out = self._news(now)
         return out + self._decisions(self._admission.submit(ticket, now))
@@ -131,7 +133,7 @@ class CoreGate:
         for number, name in enumerate(arrival.blocks, 1):
             mark = hash((mark, name))
             marks.append((mark, min(number * block, arrival.prompt)))
-        return tuple(marks)
+        return Lead.of(marks)
 
     def _limits(self, engine: Engine) -> PoolLimits:
         return limits_of(engine, without=self._without, policy=self._policy)

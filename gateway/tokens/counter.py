@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from gateway.core.model import Lead
 from gateway.tokens.bound import chat_outline, prompts_bound
 from gateway.tokens.encoders.words import NOT_LEARNED, UNASKABLE
 from gateway.tokens.images import MediaRules, media_tokens
@@ -152,7 +153,7 @@ class Counter:
             method = Method.ESTIMATE
         prompts = _framed(prompts, request)
         whole = tuple(tokens + extra.get(index, 0) for index, tokens in enumerate(prompts))
-        lead = tuple(request.lead)  # of what a thread has got to, where it was too slow
+        lead = Lead.of(request.lead)  # of what a thread has got to, where it was too slow
         media_total = sum(extra.values())
         return Counted(whole, method, images, media_total, raw, basis, request.rough, lead)
 

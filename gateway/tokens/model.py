@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gateway.core.model import Lead
+from gateway.core.model import NO_LEAD, Lead
 
 
 class Kind(StrEnum):
@@ -48,7 +46,7 @@ class Counted:
     raw: int = 0
     basis: Method = Method.EXACT
     rough: bool = False  # the engine may count otherwise, so its number teaches nothing
-    lead: Lead = ()  # how its one prompt begins
+    lead: Lead = NO_LEAD  # how its one prompt begins
 
     @property
     def total(self) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gateway.core.admission import Admission
 from gateway.core.model import (
+    NO_LEAD,
     Ask,
     ClientRule,
     Ended,
@@ -94,7 +95,7 @@ class Desk:
         streamed: bool = True,
         body: int = 0,
         deadline: float | None = None,
-        lead: Lead = (),
+        lead: Lead = NO_LEAD,
         session: int | None = None,
     ) -> list[Transition]:
         prompts = (prompt,) if isinstance(prompt, int) else prompt

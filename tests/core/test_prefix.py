@@ -22,7 +22,7 @@ def lead_of(*names: int, each: int = 100) -> Lead:
     for number, name in enumerate(names, 1):
         mark = hash((mark, name))
         marks.append((mark, number * each))
-    return tuple(marks)
+    return Lead.of(marks)
 
 
 LEADS = st.lists(st.integers(0, 3), min_size=1, max_size=8).map(lambda names: lead_of(*names))
@@ -35,13 +35,13 @@ def test_what_is_known_is_a_front_that_was_sent_and_not_yet_pushed_out(sent, mos
     used: OrderedDict[int, None] = OrderedDict()
     for lead in sent:
         memory.put(lead, most)
-        for mark, _ in reversed(lead):
+        for mark in reversed(lead.marks):
             used[mark] = None
             used.move_to_end(mark)
         while len(used) * 100 > most:
             used.popitem(last=False)
     front = 0
-    for mark, tokens in asked:
+    for mark, tokens in zip(asked.marks, asked.tokens, strict=True):
         if mark not in used:
             break
         front = tokens

@@ -160,7 +160,6 @@ class Rig:
             "queue": view.queue.requests or view.queue.tokens or view.queue.bytes,
             "clients": view.clients,
             "waiters": len(gate._waiters),
-            "granted": len(gate._granted),
             "holding": gate.holding,
             "dying": self.app.reaper.dying,
             "at the engine": [one.rid for one in self.engine._held],

@@ -86,7 +86,7 @@ class House:
         assert (pool.kv.reserved, pool.prefill.reserved, pool.slots.reserved) == (0, 0, 0)
         assert view.queue.requests == view.queue.tokens == view.queue.bytes == 0
         assert view.clients == ()
-        assert (self.gate.holding, self.gate._waiters, self.gate._granted) == (0, {}, {})
+        assert (self.gate.holding, self.gate._waiters) == (0, {})
         assert set(self.ends().values()) <= {1}, "each request ends once"
 
 
@@ -113,6 +113,30 @@ async def test_those_that_wait_start_in_order_when_room_comes() -> None:
     house = House()
     tasks = [house.start(house.use(name, seconds=3)) for name in "abc"]
     assert await asyncio.gather(*tasks) == [0, 3, 6]
+    house.assert_at_rest()
+
+
+async def test_only_who_has_to_wait_is_told_to_rest_and_once() -> None:
+    house = House()
+    rested: list[str] = []
+
+    async def ask(name: str, tokens: int = 100) -> None:
+        lease = house.lease(name, tokens)
+        lease.rest = lambda: rested.append(name)
+        async with lease:
+            lease.sent()
+            await asyncio.sleep(1)
+            if name == "b" and house.gate.now() < 3:
+                await lease.requeue(PAUSE_S)
+            lease.end(Outcome.COMPLETED)
+
+    tasks = [house.start(ask("a")), house.start(ask("b"))]
+    await turn()
+    assert rested == ["b"], "as soon as it waits"
+    with pytest.raises(Shed):
+        await ask("never", tokens=500)
+    await asyncio.gather(*tasks)
+    assert rested == ["b"]
     house.assert_at_rest()
 
 

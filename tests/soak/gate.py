@@ -36,7 +36,6 @@ def snapshot(app: App, handled: int) -> dict[str, Any]:
         "queue": (view.queue.requests, view.queue.tokens, view.queue.bytes),
         "clients": len(view.clients),
         "waiters": len(app.gate._waiters),
-        "granted": len(app.gate._granted),
         "holding": app.gate.holding,
         "running": len(app.reaper._running),
         "dying": app.reaper.dying,

@@ -67,7 +67,7 @@ class Report:
         rest, engine, tally = self.rest, self.engine, self.tally
         held = [pool for pool in rest["pools"] if any(pool[2:])]
         self._must(not held, f"ledgers are not zero at rest: {held}")
-        for name in ("waiters", "granted", "holding", "running", "dying", "clients"):
+        for name in ("waiters", "holding", "running", "dying", "clients"):
             self._must(rest[name] == 0, f"{rest[name]} {name} at rest")
         self._must(rest["queue"] == [0, 0, 0], f"the queue at rest: {rest['queue']}")
         self._must(engine["in_flight"] == 0, f"the engine holds {engine['in_flight']} requests")

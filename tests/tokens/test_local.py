@@ -319,6 +319,10 @@ async def test_work_ends_after_its_seconds_and_the_bytes_bound_the_rest(model_di
     assert counter.fallbacks == {"timeout": 2}
 
 
+def pairs(counted):
+    return list(zip(counted.lead.marks, counted.lead.tokens, strict=True))
+
+
 async def test_two_turns_of_a_chat_begin_with_the_same_marks(counter):
     turn = {"role": "assistant", "content": "It is a token counter."}
     first = {"messages": [*CHAT["messages"]]}
@@ -327,20 +331,20 @@ async def test_two_turns_of_a_chat_begin_with_the_same_marks(counter):
     for size in (100, LARGE):
         one = await counter.count(Kind.CHAT, first, size)
         two = await counter.count(Kind.CHAT, later, size)
-        shared = [a for a, b in zip(one.lead, two.lead, strict=False) if a == b]
+        shared = [a for a, b in zip(pairs(one), pairs(two), strict=False) if a == b]
         assert len(shared) >= 2
         depth = shared[-1][1]
         assert 0.5 * one.total <= depth <= one.total, (
             "the prompt of the first turn is in the second"
         )
-        assert [tokens for _, tokens in two.lead] == sorted(tokens for _, tokens in two.lead)
-        assert two.lead[-1][1] <= two.total + 1
+        assert list(two.lead.tokens) == sorted(two.lead.tokens)
+        assert two.lead.tokens[-1] <= two.total + 1
         three = await counter.count(Kind.CHAT, other, size)
-        assert all(a != b for a, b in zip(one.lead, three.lead, strict=False) if a[1] > 4)
+        assert all(a != b for a, b in zip(pairs(one), pairs(three), strict=False) if a[1] > 4)
 
 
 async def test_several_prompts_have_no_beginning_in_common_to_tell(counter):
     one = await counter.count(Kind.COMPLETION, {"prompt": "naïve 词表"}, 100)
     assert len(one.lead) == 1
     several = await counter.count(Kind.COMPLETION, {"prompt": ["a b", "a b c"]}, 100)
-    assert several.lead == ()
+    assert len(several.lead) == 0

@@ -137,6 +137,7 @@ class Rig:
         while not condition():
             assert loop.time() < end, f"not within {within_s} s: {self.left_over()}"
             await asyncio.sleep(0.005)
+        await asyncio.sleep(0)  # a request's end is told of in the turn of the loop after it
 
     async def ready(self) -> None:
         """Wait until a server takes work; the first time, what counts is imported."""
@@ -171,7 +172,6 @@ class Rig:
     async def at_rest(self, within_s: float = REST_S) -> None:
         """The quiesce check."""
         await self.until(lambda: not self.left_over(), within_s)
-        await asyncio.sleep(0)  # a request's end is told of in the turn of the loop after it
         records = self.records
         assert len(records) == self.handled, "one record for each request"
         assert len({record["id"] for record in records}) == len(records)

@@ -37,6 +37,11 @@ FILES_BESIDE = 128
 """Open files beside those of requests: listeners, polls, records, the tokenizer, the control plane."""
 
 
+TO_SERVERS = 4_096
+"""Connections to servers that clients leave room for, where that is not more than half of all: as many
+requests as one engine runs at once by default at most (`max_running_requests`, 0.5.6-0.5.23)."""
+
+
 async def serve(
     make: Callable[[], App],
     *,
@@ -82,7 +87,7 @@ def cannot_listen(error: OSError) -> str:
 
 def enough_files(waiting: int, log: FilteringBoundLogger) -> float:
     """Raise the limit of open files to what the system allows, and say so if it is too low. Returns
-    how many clients may be connected, so that each has a connection to a server left.
+    how many clients may be connected, so that those who run have connections to servers left.
 
     A waiting request has one connection, a running one two; as many may run as wait.
     """
@@ -103,7 +108,8 @@ def enough_files(waiting: int, log: FilteringBoundLogger) -> float:
         )
     if soft == resource.RLIM_INFINITY:
         return math.inf
-    return max(soft // 4, (soft - FILES_BESIDE) // 2)
+    left = soft - FILES_BESIDE
+    return max(soft // 4, left - min(left // 2, TO_SERVERS))
 
 
 async def _tell_when_ready(app: App, ready: Callable[[App], None]) -> None:

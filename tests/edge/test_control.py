@@ -252,5 +252,5 @@ def test_few_open_files_are_raised_or_said(monkeypatch, limits, then, warned) ->
     )
     assert set_to == ([then] if then else [])
     files = (then or limits)[0]
-    assert files / 4 <= most <= files / 2, "each client has a connection to a server left"
+    assert files / 4 <= most <= max(files / 2, files - 4_224), "who runs has a connection left"
     assert said == (["few_open_files"] if warned else [])

@@ -30,7 +30,7 @@ Invariants (each held by a property test in tests/core)
 
 Modules: `model` (values), `caps` (what cap, what demand), `ledger` (one pool), `flows` (clients,
 shares, order), `books` (all state and the moves between), `choice` (who starts next), `placement`
-(which pool), `drainrate` (Retry-After), `admission` (every decision).
+(which pool), `reasons` (what keeps one waiting), `drainrate` (Retry-After), `admission` (every decision).
 
 Where several gates share a server: `amount` (a vector over the ledgers), `appetite` (what the books hold
 and want), `lease` (the table of shares), `witness` (who is gone), `tenant` (one gate's side). They meet

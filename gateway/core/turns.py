@@ -25,6 +25,7 @@ from gateway.core.model import (
     RequestId,
 )
 from gateway.core.quota import Meters
+from gateway.core.reasons import waits_for
 from gateway.core.recall import Recall
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ class Turns:
 
     def _expire(self, entry: Entry, now: float, out: list[Transition]) -> None:
         """It waited as long as is of use."""
-        ticket, waited = entry.ticket, f"waited {now - entry.since:.0f} s for room on a server"
+        ticket, why = entry.ticket, waits_for(self.books, entry, now)
+        waited = f"waited {now - entry.since:.0f} s {why}"
         if ticket.deadline is not None and ticket.deadline < entry.since + self.queue.max_wait_s:
             message = f"{waited}; its first token could no longer come in time"
             self._evict(ticket.id, Code.DEADLINE_UNREACHABLE, message, now, out)

@@ -1,0 +1,45 @@
+"""What a request that waits is waiting for, in words, for whom it has been too long.
+
+"No room" is the common answer and not the only one: a server may be away, may have said that it is full,
+may be on trial after a death, may be kept for others by fairness or by this client's own limits, may
+decode as many at once as its pace allows. The first of these that holds is told, from what nothing here
+can change to what the client can.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.core.choice import held_back
+from gateway.core.quarantine import TRIAL
+
+if TYPE_CHECKING:
+    from gateway.core.books import Books, Pool
+    from gateway.core.flows import Entry
+
+
+def waits_for(books: Books, entry: Entry, now: float) -> str:
+    """Completes "waited 5 s …"."""
+    pools = [books.pools[ident] for ident in entry.demands]
+    open_ = [pool for pool in pools if pool.open]
+    if not open_:
+        return "for its server, which is not ready"
+    taking = [pool for pool in open_ if pool.paused_until <= now]
+    if not taking:
+        return "for a server that says it is full"
+    flow = books.waiting[entry.ticket.id]
+    if not any(flow.within_own_limits(demand) for demand in entry.demands.values()):
+        return "for its client's own requests to end"
+    if all(_on_trial(pool) for pool in taking):
+        return "for a server that has been reached anew and gets few requests until it answers one"
+    if any(pool.ledger.fits(entry.demands[pool.ledger.pool], entry.lengths) for pool in taking):
+        if held_back(books, flow, entry):
+            return "for its client's share of the server"
+        return "for its turn"
+    return "for room on a server"
+
+
+def _on_trial(pool: Pool) -> bool:
+    """Whether it is full only for being on trial."""
+    ledger = pool.ledger
+    return ledger.limits.trial <= TRIAL and ledger.slots + ledger.foreign_slots > 0

@@ -20,23 +20,26 @@ if TYPE_CHECKING:
 
 def waits_for(books: Books, entry: Entry, now: float) -> str:
     """Completes "waited 5 s …"."""
-    pools = [books.pools[ident] for ident in entry.demands]
-    open_ = [pool for pool in pools if pool.open]
-    if not open_:
+    pools = [pool for ident in entry.demands if (pool := books.pools[ident]).open]
+    if not pools:
         return "for its server, which is not ready"
-    taking = [pool for pool in open_ if pool.paused_until <= now]
-    if not taking:
+    pools = [pool for pool in pools if pool.paused_until <= now]
+    if not pools:
         return "for a server that says it is full"
     flow = books.waiting[entry.ticket.id]
     if not any(flow.within_own_limits(demand) for demand in entry.demands.values()):
         return "for its client's own requests to end"
-    if all(_on_trial(pool) for pool in taking):
+    if all(_on_trial(pool) for pool in pools):
         return "for a server that has been reached anew and gets few requests until it answers one"
-    if any(pool.ledger.fits(entry.demands[pool.ledger.pool], entry.lengths) for pool in taking):
-        if held_back(books, flow, entry):
-            return "for its client's share of the server"
-        return "for its turn"
-    return "for room on a server"
+    return _among_others(books, entry, pools)
+
+
+def _among_others(books: Books, entry: Entry, pools: list[Pool]) -> str:
+    if not any(pool.ledger.fits(entry.demands[pool.ledger.pool], entry.lengths) for pool in pools):
+        return "for room on a server"
+    if held_back(books, books.waiting[entry.ticket.id], entry):
+        return "for its client's share of the server"
+    return "for its turn"
 
 
 def _on_trial(pool: Pool) -> bool:

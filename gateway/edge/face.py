@@ -53,7 +53,6 @@ is written to answers nothing: keep-alive does not ask then, and the kernel woul
 of an hour; bytes that nobody takes for `STALLED_S` end the connection."""
 
 HEAD_ENDS: Final = b"\r\n\r\n"
-LENGTH: Final = b"content-length"
 
 _NOTHING: Final[deque[bytes]] = deque()
 """The buffer of bodies that were read to their end: nothing comes to it any more."""
@@ -141,15 +140,20 @@ def rest(request: web.BaseRequest) -> None:
         talk.rest(request)
 
 
-def _body_bytes(message: object, body: StreamReader) -> int | None:
-    """How long the body is whose head was read, and nothing behind it; None where that cannot be told
-    for certain."""
-    if not isinstance(message, RawRequestMessage) or body.is_eof() or body.total_bytes:
+def _left_of(data: bytes, message: object, body: StreamReader) -> int | None:
+    """How many bytes of a request are still to come whose head began with `data` and was read; None
+    where that cannot be told for certain, or where more than it has come."""
+    if not isinstance(message, RawRequestMessage):
         return None
     if message.chunked or message.compression is not None or message.upgrade:
         return None
-    length = message.headers.get(CONTENT_LENGTH, "")
-    return int(length) if length.isascii() and length.isdigit() else None
+    length = message.headers.get(CONTENT_LENGTH, "0")
+    come = len(data) - data.find(HEAD_ENDS) - len(HEAD_ENDS)
+    # The parser counts as well: a head that does not begin or end there has another body.
+    if not (length.isascii() and length.isdigit()) or come != body.total_bytes:
+        return None
+    left = int(length) - come
+    return None if left < 0 else left
 
 
 class _Heads(list[Any]):
@@ -186,27 +190,13 @@ class _Talk(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._parser is None and not (self._close or self._force_close):
             self._parser = self._new_parser()
-        if self._to_come == 0 and data:
-            data = self._begun(data)
-            if not data:
-                return
-        if self._to_come is not None:
-            left = self._to_come - len(data)
-            self._to_come = None if left < 0 else left
+        to_come, before = self._to_come, len(self._messages)
         super().data_received(data)
-
-    def _begun(self, data: bytes) -> bytes:
-        """Read a head by itself, so that it is known what of the rest is its body: that is returned.
-        One whose body has no length is left with it: what is wrong there is found in one go."""
-        end = data.find(HEAD_ENDS) + len(HEAD_ENDS)
-        head, before = data[:end], len(self._messages)
-        self._to_come = None
-        if end < len(HEAD_ENDS) or LENGTH not in head.lower():
-            return data
-        super().data_received(head)
-        if len(self._messages) == before + 1:
-            self._to_come = _body_bytes(*self._messages[-1])
-        return data[end:]
+        if to_come == 0 and data:
+            alone = len(self._messages) == before + 1
+            self._to_come = _left_of(data, *self._messages[-1]) if alone else None
+        elif to_come is not None:
+            self._to_come = None if len(data) > to_come else to_come - len(data)
 
     def _new_parser(self) -> HttpRequestParser:
         return HttpRequestParser(

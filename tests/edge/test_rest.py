@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.edge.face import Face, _body_bytes, _Talk, rest
+from gateway.edge.face import Face, _left_of, _Talk, rest
 from tests.edge.rig import CHAT, TEXT, chat, request
 from tests.fakes.behaviour import Behaviour
 
 FULL = {"prompt": [1] * 20, "max_tokens": 5000, "stream": True}
-KINDS = ("sized", "chunked", "bare", "empty")
+KINDS = ("sized", "chunked", "bare", "empty", "blank")
 
 
 class Transport(asyncio.Transport):
@@ -48,6 +48,8 @@ def one(number: int, kind: str) -> bytes:
     match kind:
         case "sized":
             return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+        case "blank":  # lines before it, which HTTP lets pass
+            return b"\r\n\r\n" + one(number, "sized")
         case "chunked":
             return f"{head}transfer-encoding: chunked\r\n\r\n{len(body):x}\r\n{body}\r\n0\r\n\r\n".encode()
         case "bare":
@@ -98,7 +100,7 @@ def test_whatever_way_requests_arrive_each_is_answered_in_its_turn(kinds, cuts) 
     pieces = [sent[a:b] for a, b in pairwise(at) if a < b]
     told, _ = asyncio.run(answers(pieces, len(kinds)))
     assert [json.loads(line)[1] for line in told] == [f"/{number}" for number in range(len(kinds))]
-    bodies = {"sized": 33, "chunked": 33, "bare": 0, "empty": 0}
+    bodies = {"sized": 33, "chunked": 33, "bare": 0, "empty": 0, "blank": 33}
     assert [json.loads(line)[3] for line in told] == [bodies[kind] for kind in kinds]
 
 
@@ -153,11 +155,18 @@ def test_a_head_that_ended_before_it_seemed_to_tells_nothing() -> None:
             None,
         )
     )
-    lengths = [
-        _body_bytes(head, SimpleNamespace(is_eof=lambda: False, total_bytes=had))  # type: ignore[arg-type]
-        for had in (0, 1)
+    left = [
+        _left_of(data, head, SimpleNamespace(total_bytes=had))  # type: ignore[arg-type]
+        for data, had in (
+            (b"head\r\n\r\n", 0),
+            (b"head\r\n\r\nbody", 4),
+            (b"head\r\n\r\nbody" + b"x" * 5, 9),
+            (b"\r\n\r\nhead\r\n\r\nbody", 4),  # blank lines before it, which HTTP lets pass
+            (b"head\r\n\r\n" + b"x" * 10, 10),  # more than it says
+            (b"half a head", 0),
+        )
     ]
-    assert lengths == [9, None]
+    assert left == [9, 5, 0, None, None, None]
 
 
 async def test_a_connection_whose_request_waits_keeps_next_to_nothing(rig) -> None:

@@ -63,6 +63,7 @@ async def test_the_shape_of_status(rig) -> None:
     assert totals == {
         "admitted": 2,
         "completed": 2,
+        "answered_here": 0,
         "rejected": {"invalid_request": 1},
         "cancelled": 0,
         "failed": 0,

@@ -43,6 +43,7 @@ from gateway.policy.change import change
 from gateway.policy.checks import keyed
 from gateway.policy.clients import Identify
 from gateway.policy.compile import client_rules, queue_rule
+from gateway.policy.notes import control_open
 from gateway.policy.source import loaded
 from gateway.policy.types import host_port, is_loopback
 from gateway.reload import Reload
@@ -251,6 +252,8 @@ class App:
         )
         if not keyed(self.policy.clients):
             self._tell_it_is_open()
+        if self.seat is None and (why := control_open(self.policy)):  # else it is the supervisor's
+            self.log.info("control_open", control=self.control_url, reason=why)
 
     async def _listen_to_control(self, control: web.AppRunner) -> None:
         if self.seat is not None:

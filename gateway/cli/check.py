@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from gateway.policy.load import load_policy
+from gateway.policy.notes import notes
 from gateway.policy.problems import PolicyError
 
 
@@ -24,4 +25,6 @@ def run(argv: list[str]) -> int:
         else:
             servers = ", ".join(backend.name for backend in policy.backends)
             print(f"{path}: good, in front of {servers}")  # noqa: T201
+            for note in notes(policy):
+                print(f"{path}: note: {note}")  # noqa: T201
     return 2 if bad else 0

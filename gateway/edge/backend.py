@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from gateway.edge import replies
 from gateway.edge.dialects import Engine
-from gateway.tokens import build_counter, find_tokenizer
+from gateway.tokens import Unreadable, build_counter, find_tokenizer
 from gateway.upstream.client import Client
 from gateway.upstream.watch import Life
 
@@ -36,6 +37,9 @@ TOKENIZE_S = 5.0
 
 TOKENIZE_BYTES = 64 << 20
 """The answer lists every id: about 8 bytes a token, for a million tokens and more."""
+
+NOT_READ = frozenset({400, 422})
+"""What it answers to a body that it does not take; other errors are not the body's."""
 
 OLDEST = (0, 5, 6)
 V1_TOKENIZE_FROM = (0, 5, 12)
@@ -279,6 +283,9 @@ class Backend:
                 answer = await reply.read_all(TOKENIZE_BYTES)
             finally:
                 reply.close()
+        if reply.status in NOT_READ:
+            said = replies.error_in(answer, reply.status).get("message")
+            raise Unreadable(said if isinstance(said, str) else f"{reply.status}")
         return orjson.loads(answer)
 
     async def make_counter(self, facts: ServerFacts) -> None:

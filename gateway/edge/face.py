@@ -33,7 +33,7 @@ from aiohttp.log import server_logger
 from aiohttp.web_protocol import RequestHandler
 
 from gateway.core.model import Code, Refusal
-from gateway.edge import replies
+from gateway.edge import cors, replies
 from gateway.edge.relay import STALLED_S
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Face(web.Server):
         most: float = math.inf,
         **options: Any,  # noqa: ANN401 - aiohttp's
     ) -> None:
-        super().__init__(handler, **options)
+        super().__init__(handler, request_factory=cors.asked, **options)
         self._most = most
         self._looked_at = -math.inf
 

@@ -18,6 +18,7 @@ from aiohttp import web
 from gateway.core.model import Code, Refusal
 from gateway.edge import body as bodies
 from gateway.edge import catalogue, counting, models, overflow, replies, routes, tickets
+from gateway.edge.cors import Cors
 from gateway.edge.dialects import Intent, Invalid, Known
 from gateway.edge.failures import BROKEN, fault
 from gateway.edge.flight import Flight, mark_of
@@ -87,14 +88,16 @@ class DataPlane:
         self._callers = callers
         self._deaths = deaths
         self._journal = journal
+        self._cors = Cors(policy.cors)
         self.under_way = UnderWay()
 
     def adopt(self, policy: Policy, callers: Callers) -> None:
         """Another policy, from the next request on; see `reload`."""
-        self._policy, self._callers = policy, callers
+        self._policy, self._callers, self._cors = policy, callers, Cors(policy.cors)
 
     def handle(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Answer one request. Raises nothing but cancellation. A coroutine less for those that wait."""
+        self._cors.meet(request)
         route = routes.find(request.method, request.rel_url.raw_path)
         if route is None or isinstance(route, routes.Quick):
             return self._quick(request, route)
@@ -105,7 +108,9 @@ class DataPlane:
     ) -> web.StreamResponse:
         match route:
             case None:
-                no = Refusal(Code.NOT_FOUND, routes.why_not(request.rel_url.raw_path))
+                if (told := self._cors.preflight(request)) is not None:
+                    return told
+                no = Refusal(Code.NOT_FOUND, self._cors.why_not(request))
                 return models.plain(request, no, routes.voice(request.rel_url.raw_path))
             case routes.Quick.ALIVE:
                 return web.Response(text="kvgate\n")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gateway.core.model import Outcome
-from gateway.edge import replies
+from gateway.edge import cors, replies
 from gateway.edge.dialects import Times
 from gateway.edge.pieces import Pieces
 from gateway.edge.voices import retold, wall_time
@@ -305,9 +305,9 @@ class Relay:
         return opened
 
     def _head(self, out: web.StreamResponse, reply: Reply, framed_by: tuple[str, ...]) -> None:
-        """The server's own headers, less those of a framing that is made anew, and ours."""
+        """The server's own headers, less those of a framing that is made anew or that are ours to say."""
         for name, value in reply.headers:
-            if name.lower() not in framed_by:
+            if (low := name.lower()) not in framed_by and not low.startswith(cors.PREFIX):
                 out.headers.add(name, value)
         if reply.status >= 400:
             out.headers[replies.SOURCE] = "upstream"

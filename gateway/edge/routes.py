@@ -67,6 +67,11 @@ for _method, _path in ROUTES:
     METHODS[_path] = (*METHODS.get(_path, ()), _method)
 
 
+def methods(raw_path: str) -> tuple[str, ...]:
+    """The methods of the route at a path; none where there is no route."""
+    return METHODS.get(raw_path) or (("GET",) if _names_a_model(raw_path) else ())
+
+
 def voice(raw_path: str) -> Voice:
     """How errors are told where there is no route."""
     return OLLAMA if raw_path.startswith("/api/") else OPENAI
@@ -74,14 +79,17 @@ def voice(raw_path: str) -> Voice:
 
 def find(method: str, raw_path: str) -> Route | None:
     """The route of a request, or None where there is none."""
-    if method == "GET" and raw_path.startswith(MODEL) and raw_path != MODEL:
+    if method == "GET" and _names_a_model(raw_path):
         return Quick.MODELS
     return ROUTES.get((method, raw_path))
 
 
 def why_not(raw_path: str) -> str:
     """What is said where there is none."""
-    methods = METHODS.get(raw_path)
-    if methods is not None:
-        return f"this route takes {' and '.join(methods)}"
+    if taken := methods(raw_path):
+        return f"this route takes {' and '.join(taken)}"
     return "there is no such route here"
+
+
+def _names_a_model(raw_path: str) -> bool:
+    return raw_path.startswith(MODEL) and raw_path != MODEL

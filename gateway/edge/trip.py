@@ -56,6 +56,10 @@ CUT_S = 0.5
 """How long a client that is being cut may take to read that: half of what connections get to end when
 the gate goes down (`app.CUT_S`)."""
 
+BYTES_A_TOKEN = 4
+"""Of English. What is bounded by its bytes and too long by less may be short enough; what is longer than that
+is too long whatever else is wrong with it, and agents that are told so shorten it."""
+
 DRAINED = "drained"
 """The reason of what was cut when draining was over."""
 
@@ -89,6 +93,7 @@ class Trip:
         self.began = now
         self.read = False  # its body is here
         self.cut = False  # it is to end now: the gate is going down
+        self._fault = ""  # what is wrong with a body whose length is only bounded
         self._first: float | None = None
         self._last: float | None = None
 
@@ -110,6 +115,7 @@ class Trip:
         self.record.prompts = len(counted.prompts)
         self.record.prompt_tokens = counted.total
         self.record.count_method = counted.method.value
+        self._fault = counted.fault
 
     def trimmed(self, turns: int, tokens: int) -> None:
         """So much of the conversation was left out, see `trimming`."""
@@ -214,6 +220,9 @@ class Trip:
 
     def refused(self, refusal: Refusal, queued_s: float | None = None) -> web.Response:
         """The answer to a request that was not admitted."""
+        if self._fault and _may_be_short(refusal):
+            why = f"{self._fault}. Counted by its bytes, for that reason, it {refusal.message}"
+            return self.refuse(replies.invalid(why), Code.INVALID_REQUEST)
         self.refuse(replies.refused(refusal), refusal.code)
         record = self.record
         if queued_s is not None:
@@ -295,3 +304,10 @@ class Trip:
         # It may have come as anything (curl calls it a form); the engine wants to be told.
         other = [(name, value) for name, value in kept if name.lower() not in OF_ITS_BODY]
         return [*other, ("content-type", replies.JSON)]
+
+
+def _may_be_short(refusal: Refusal) -> bool:
+    """Whether a refusal for a length that its bytes bound says little of the length."""
+    if refusal.code is not Code.CONTEXT_LENGTH_EXCEEDED:
+        return False
+    return (refusal.needed or 0) <= BYTES_A_TOKEN * (refusal.available or 0)

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Totals:
-    """Since the start. `rejected` counts refusals by code, before and after waiting alike."""
+    """Since the start. `rejected` counts refusals by code, before and after waiting alike;
+    `answered_here` what needed no server and was not admitted (Ollama's question to load a model, an
+    embedding of nothing)."""
 
     admitted: int = 0
     completed: int = 0
+    answered_here: int = 0
     cancelled: int = 0
     failed: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
@@ -35,6 +38,7 @@ class Totals:
         return {
             "admitted": self.admitted,
             "completed": self.completed,
+            "answered_here": self.answered_here,
             "rejected": dict(self.rejected),
             "cancelled": self.cancelled,
             "failed": self.failed,
@@ -77,6 +81,8 @@ class Journal:
     def _count(self, record: Record) -> None:
         self.shadow.count(record)
         match record.outcome:
+            case Outcome.COMPLETED if record.backend is None:
+                self.totals.answered_here += 1
             case Outcome.COMPLETED:
                 self.totals.completed += 1
             case Outcome.CANCELLED:

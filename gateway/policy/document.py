@@ -56,7 +56,9 @@ def _syntax(error: yaml.YAMLError, document: Document) -> Finding:
     problem = getattr(error, "problem", None) or "it holds characters YAML does not allow"
     if holds_secret(problem):  # it names aliases and tags
         problem = "it does not parse"
-    return Finding((), ABSENT, f"is not YAML: {problem}", "mend the line (or the one above it)")
+    alias = getattr(error, "context", None) == "while scanning an alias"
+    remedy = 'put a * into quotes: "*"' if alias else "mend the line (or the one above it)"
+    return Finding((), ABSENT, f"is not YAML: {problem}", remedy)
 
 
 _MERGE = "tag:yaml.org,2002:merge"

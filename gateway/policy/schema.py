@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from gateway.policy import checks
 from gateway.policy.callers import Client, HeaderMatch, Quota
 from gateway.policy.leases import Leases
+from gateway.policy.origins import Origins  # noqa: TC001 - pydantic reads it
 from gateway.policy.routing import RouteRule
 from gateway.policy.section import Section
 from gateway.policy.types import (
@@ -336,6 +337,11 @@ class Policy(Section):
     tls: Tls | None = None
     """Certificate and key of the data plane, which then speaks HTTPS only. Default none: on
     loopback there is nothing to hide, and many have a proxy that does it."""
+
+    cors: Origins = ()
+    """Web pages that may call from a browser: their origins (https://chat.example), or "*" for every
+    page. Default none: what a page may not do, no page of a stranger can do in the browser of somebody
+    who reaches the gate."""
 
     control: Address = "127.0.0.1:8081"
     """HOST:PORT of the control plane (page, status, metrics, probes, drain). Default loopback: it

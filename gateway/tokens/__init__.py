@@ -9,6 +9,7 @@ the server's /v1/tokenize, or bounded by bytes (`bound`). Media cost what their 
 from gateway.tokens.anthropic import Conversion
 from gateway.tokens.build import build_counter
 from gateway.tokens.counter import Counter, Unavailable
+from gateway.tokens.faults import Unreadable
 from gateway.tokens.images import MediaRules
 from gateway.tokens.locate import find_tokenizer
 from gateway.tokens.model import Accuracy, Counted, CountRefused, Kind, Method
@@ -23,6 +24,7 @@ __all__ = [
     "MediaRules",
     "Method",
     "Unavailable",
+    "Unreadable",
     "build_counter",
     "find_tokenizer",
 ]

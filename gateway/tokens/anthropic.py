@@ -59,6 +59,24 @@ def chat_from_messages(
     return chat
 
 
+def left_out(messages: list[Any]) -> str:
+    """Why nothing is left of these messages, told of the first part that is left out."""
+    for index, turn in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(turn, dict):
+            return f"`{where}` must be an object with `role` and `content`."
+        content = turn.get("content")
+        for at, block in enumerate(content if isinstance(content, list) else ()):
+            kind = block.get("type") if isinstance(block, dict) else None
+            where = f"messages[{index}].content[{at}]"
+            if kind == "image":
+                return f"`{where}.source` needs `data`, the image in base64, or a `url`."
+            if kind == "text":
+                return f"`{where}.text` must be text."
+            return f"`{where}` is of no type that reaches the model, or has nothing in it."
+    return "`messages` must have something for the model in them: they are empty."
+
+
 def thinks_back(body: Mapping[str, Any]) -> bool:
     """Whether a body brings thoughts of earlier answers: what becomes of them is the server's affair."""
     messages = body.get("messages")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from gateway.core.model import Lead
 from gateway.tokens.bound import chat_outline, prompts_bound
 from gateway.tokens.encoders.words import NOT_LEARNED, UNASKABLE
+from gateway.tokens.faults import FAULTS, Unreadable, refused
 from gateway.tokens.images import MediaRules, media_tokens
 from gateway.tokens.meter import Correction, Meter
 from gateway.tokens.model import Accuracy, Counted, CountRefused, Kind, Method
@@ -138,7 +139,7 @@ class Counter:
         if request.largest_id >= self._ids:
             msg = f"Token id {request.largest_id}: the largest here is {self._ids - 1}."
             raise CountRefused(msg)
-        basis, prompts = await self._best(request, body_bytes)
+        basis, prompts, fault = await self._best(request, body_bytes)
         in_text = 0 if basis is Method.BOUND else 1
         extra, media_exact = media_tokens(request, self._media, in_text)
         images = sum(item.modality == "image" for item in request.media)
@@ -155,7 +156,7 @@ class Counter:
         whole = tuple(tokens + extra.get(index, 0) for index, tokens in enumerate(prompts))
         lead = Lead.of(request.lead)  # of what a thread has got to, where it was too slow
         media_total = sum(extra.values())
-        return Counted(whole, method, images, media_total, raw, basis, request.rough, lead)
+        return Counted(whole, method, images, media_total, raw, basis, request.rough, lead, fault)
 
     def segments(self, kind: Kind, body: Mapping[str, Any]) -> list[tuple[str, int]]:
         """(text, tokens) of every added token and piece between them, for people who look.
@@ -188,10 +189,32 @@ class Counter:
             self._corrections[Method.BOUND].learn(counted.raw, actual)
         return error
 
-    async def _best(self, request: Request, body_bytes: int) -> tuple[Method, tuple[int, ...]]:
-        """The best way that answers, and its numbers before correction and media."""
+    async def _best(self, request: Request, body_bytes: int) -> tuple[Method, tuple[int, ...], str]:
+        """The best way that answers, its numbers before correction and media, and where only the bytes
+        do, what is wrong with the body."""
         if all(isinstance(prompt, int) for prompt in request.prompts) and request.chat is None:
-            return Method.EXACT, tuple(int(prompt) for prompt in request.prompts)
+            return Method.EXACT, tuple(int(prompt) for prompt in request.prompts), ""
+        local, fault = self._local, ""
+        ways = self._ways(request)
+        for name, method, way in ways:
+            try:
+                return method, await way(request, body_bytes), ""
+            except Unreadable as said:
+                self._fallbacks["remote_refused"] += 1
+                fault = fault or refused(said)
+            except Unavailable as why:
+                self._fallbacks[why.reason] += 1
+                fault = fault or FAULTS.get(why.reason, "")
+                if local is not None and why.reason in (NOT_LEARNED, UNASKABLE):
+                    # Behind the server, or in its place.
+                    at = 1 if why.reason == UNASKABLE else len(ways)
+                    ways[at:] = [("estimate", Method.ESTIMATE, local.estimate)]
+            except Exception:  # noqa: BLE001 - a client gets a number whatever breaks in ours
+                self._fallbacks[f"{name}_error"] += 1
+        return Method.BOUND, await bounded(request, body_bytes), fault
+
+    def _ways(self, request: Request) -> list[tuple[str, Method, Way]]:
+        """Those there are for this request, the best first."""
         local, remote = self._local, self._remote
         ways: list[tuple[str, Method, Way]] = []
         if local is not None:
@@ -204,18 +227,7 @@ class Counter:
             ways.append(("estimate", Method.ESTIMATE, local.estimate))
         elif remote is not None and outlined:
             ways.append(("remote", Method.ESTIMATE, partial(self._ask, remote)))
-        for name, method, way in ways:
-            try:
-                return method, await way(request, body_bytes)
-            except Unavailable as why:
-                self._fallbacks[why.reason] += 1
-                if local is not None and why.reason in (NOT_LEARNED, UNASKABLE):
-                    # Behind the server, or in its place.
-                    at = 1 if why.reason == UNASKABLE else len(ways)
-                    ways[at:] = [("estimate", Method.ESTIMATE, local.estimate)]
-            except Exception:  # noqa: BLE001 - a client gets a number whatever breaks in ours
-                self._fallbacks[f"{name}_error"] += 1
-        return Method.BOUND, await bounded(request, body_bytes)
+        return ways
 
     async def _ask(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gateway.core.model import NO_LEAD, Lead
@@ -47,6 +47,7 @@ class Counted:
     basis: Method = Method.EXACT
     rough: bool = False  # the engine may count otherwise, so its number teaches nothing
     lead: Lead = NO_LEAD  # how its one prompt begins
+    fault: str = field(default="", repr=False)  # what is wrong with a body that was only bounded
 
     @property
     def total(self) -> int:

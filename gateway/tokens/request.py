@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.tokens.anthropic import chat_from_messages, thinks_back
+from gateway.tokens.anthropic import chat_from_messages, left_out, thinks_back
 from gateway.tokens.model import CountRefused, Kind
 from gateway.tokens.responses import chat_from_responses
 
@@ -65,8 +65,10 @@ def read(kind: Kind, body: Mapping[str, Any], conversion: Conversion | None = No
     """Find the prompts of `body`; CountRefused where there is nothing of a type that can be one."""
     if kind is Kind.MESSAGES:
         # Earlier thoughts are counted; a server without a reasoning parser drops them.
-        chat = _chat(chat_from_messages(body, conversion))
-        request = replace(chat, rough=thinks_back(body))
+        made, sent = chat_from_messages(body, conversion), body.get("messages")
+        if isinstance(sent, list) and sent and not made["messages"]:
+            raise CountRefused(left_out(sent))
+        request = replace(_chat(made), rough=thinks_back(body))
     else:
         request = _READERS[kind](body)
     if any(_is_path(item.source) for item in request.media):
@@ -129,6 +131,10 @@ def _is_listed(body: Mapping[str, Any]) -> bool:
 def _responses(body: Mapping[str, Any]) -> Request:
     chat = chat_from_responses(body)
     if not chat["messages"]:
+        if isinstance(given := body.get("input"), list) and given:
+            raise CountRefused(
+                "`input` must have an item for the model: these are empty, or no objects."
+            )
         raise CountRefused("`input` must be text or a list with at least one item.")
     return replace(_chat(chat), rough=True)
 

@@ -24,6 +24,7 @@ from gateway.lease.redis import RedisStore
 from gateway.lease.store import StoreError
 from gateway.lease.tables import Tables
 from gateway.policy.change import change
+from gateway.policy.notes import control_open
 from gateway.policy.types import host_port
 from gateway.process import REFUSED, cannot_listen
 from gateway.reload import Reload
@@ -126,6 +127,8 @@ class Supervisor:
                 listen=self._listen_url,
                 control=self._control_url,
             )
+            if why := control_open(self._policy):
+                self._log.info("control_open", control=self._control_url, reason=why)
             await self._stop.wait()
             code = await self._crew.end(self._policy.drain_s + ENDS_S)
             self._log.info("workers_ended", code=code)

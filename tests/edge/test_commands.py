@@ -237,7 +237,10 @@ def test_the_exit_codes_of_the_small_commands(capsys, tmp_path) -> None:
     good.write_text("backends: [{name: gpu0, url: 'http://127.0.0.1:30000'}]\n")
     bad.write_text("backends: []\nnonsense: 1\nqueue: {max_requests: -1}\n")
     code, out, _ = _main(capsys, "check", str(good))
-    assert (code, "gpu0" in out) == (0, True)
+    assert (code, "gpu0" in out, "note" in out) == (0, True, False)
+    good.write_text(good.read_text() + "control: 0.0.0.0:8081\n")
+    code, out, _ = _main(capsys, "check", str(good))
+    assert (code, out.count("good.yaml: note: control = '0.0.0.0:8081': ")) == (0, 1)
     code, _, err = _main(capsys, "check", str(good), str(bad))
     assert code == 2
     assert "nonsense" in err

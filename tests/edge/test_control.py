@@ -63,6 +63,7 @@ async def test_the_shape_of_status(rig) -> None:
     assert totals == {
         "admitted": 2,
         "completed": 2,
+        "answered_here": 0,
         "rejected": {"invalid_request": 1},
         "cancelled": 0,
         "failed": 0,
@@ -254,3 +255,18 @@ def test_few_open_files_are_raised_or_said(monkeypatch, limits, then, warned) ->
     files = (then or limits)[0]
     assert files / 4 <= most <= max(files / 2, files - 4_224), "who runs has a connection left"
     assert said == (["few_open_files"] if warned else [])
+
+
+async def test_a_control_plane_that_others_reach_says_so_once(start) -> None:
+    """127.1 is loopback for the system, and for the gate a name that may be anything."""
+    with structlog.testing.capture_logs() as logs:
+        async with start({"control": "127.1:0"}) as rig:
+            assert (await rig.control("/reload", "POST")).status == 200
+            (one,) = [one for one in logs if one["event"] == "control_open"]
+            assert (one["log_level"], one["control"]) == ("info", rig.app.control_url)
+            assert "has no keys" in one["reason"]
+            assert "`control: 127.0.0.1:8081`" in one["reason"]
+        logs.clear()
+        async with start():
+            pass
+    assert "control_open" not in [one["event"] for one in logs]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.dialects.hazards import MOST_TOP
+from gateway.edge.dialects.hazards import MOST_TOP, SAMPLING
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
 
 BODIES: dict[str, Any] = {CHAT: chat(max_tokens=2), TEXT: {"prompt": "a", "max_tokens": 2}}
@@ -92,6 +92,41 @@ async def test_what_makes_the_engine_answer_500_is_a_400(
     got = await rig.post(path, body)
     assert (got.status, got.code, got.error["param"]) == (400, "invalid_request", field)
     assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({"max_tokens": 3}, "sampling_params.max_tokens is nothing that SGLang knows; did you mean max_new_tokens?"),
+        ({"unheard_of": None}, "sampling_params.unheard_of is nothing that SGLang knows. Correct"),
+        ([{}, {"temprature": 1}], "did you mean temperature?"),
+        ({"is_normalized": True}, "sampling_params.is_normalized is nothing"),
+        ({"stop_regex_strs": "(a+)+b", "is_normalized": True}, "is nothing that SGLang knows"),
+        ({"stop_strs": "x"}, "sampling_params.stop_strs is nothing"),
+        ({"lora_path": "x"}, "sampling_params.lora_path is nothing"),
+        ({"a secret sentence": 1}, "sampling_params has a name that SGLang does not know"),
+        ({"a" * 41: 1}, "sampling_params has a name that SGLang does not know"),
+    ],
+)  # fmt: skip
+async def test_a_name_that_no_version_knows_is_refused(rig, params: Any, told: str) -> None:
+    """It is a keyword that the engine's own function does not expect, and so a bare 500; or a note that
+    the engine keeps for itself, with which it looks at nothing else any more."""
+    many = isinstance(params, list)
+    got = await rig.post(GENERATE, {"text": ["a", "b"] if many else "a", "sampling_params": params})
+    assert (got.status, got.code, got.error["param"]) == (400, "invalid_request", "sampling_params")
+    assert told in got.error["message"]
+    assert "secret" not in got.error["message"]
+    assert rig.engine.seen == []
+
+
+async def test_names_that_only_some_versions_know_pass(rig) -> None:
+    """Each as its default, so that nothing else is wrong with it."""
+    texts = dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex"))
+    numbers = dict.fromkeys(SAMPLING - texts.keys()) | {"n": 1, "max_new_tokens": 2}
+    got = await rig.post(GENERATE, generate(**texts, **numbers))
+    assert got.status == 200
+    assert rig.engine.seen[0].body["sampling_params"] == texts | numbers
+    assert {"watermark", "stream_interval", "custom_params"} < SAMPLING
 
 
 FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty")

@@ -101,7 +101,7 @@ async def test_the_names_of_fields_stay_as_clients_write_them(rig) -> None:
     for path, fields, words in (
         (API_CHAT, {"options": {"num_predict": 1.5}}, "options.num_predict must be"),
         (API_CHAT, {"messages": [{"role": "user", "content": 7}]}, "messages[0].content must be"),
-        ("/v1/responses", {"input": [7]}, "`input` must be text"),
+        ("/v1/responses", {"input": [7]}, "`input` must have an item"),
         ("/v1/chat/completions", {"messages": []}, "messages must be a list"),
         ("/v1/messages", {"messages": [{}]}, "max_tokens: Field required"),
     ):
@@ -229,6 +229,8 @@ async def test_a_request_without_a_prompt_loads_nothing_and_says_so(rig) -> None
         assert (got.json()["done"], got.json()["done_reason"]) == (True, reason)
         assert rig.records[0]["outcome"] == "completed"
     assert rig.engine.seen == []
+    totals = (await rig.status())["totals"]
+    assert (totals["admitted"], totals["completed"], totals["answered_here"]) == (0, 0, 5)
     await rig.engine.die()
     await rig.until(lambda: not rig.app.fleet.any_ready, 8)
     got = await rig.post(API_CHAT, {"model": "tiny"})

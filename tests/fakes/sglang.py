@@ -251,6 +251,9 @@ class FakeSGLang:
         self.tokenized.append(body)
         if "messages" in body and self.profile.number < (0, 5, 12):
             return 400, {"object": "error", "message": "prompt: field required", "code": 400}
+        roles = [one.get("role") for one in body.get("messages", ())]
+        if not all(isinstance(role, str) for role in roles):
+            return 400, {"object": "error", "message": "role: input should be text", "code": 400}
         number = dialects.count(body)
         context = self.profile.context
         return 200, {"tokens": list(range(number)), "count": number, "max_model_len": context}

@@ -54,6 +54,7 @@ def test_totals_are_those_of_status() -> None:
     )
     for record in (
         finished(),
+        finished(backend=None),
         finished(outcome=Outcome.FAILED),
         finished(outcome=Outcome.CANCELLED),
         refused(Code.QUEUE_FULL),
@@ -64,6 +65,7 @@ def test_totals_are_those_of_status() -> None:
     assert told.totals.to_dict() == {
         "admitted": 1,
         "completed": 1,
+        "answered_here": 1,
         "rejected": {"queue_full": 2, "queue_timeout": 1},
         "cancelled": 1,
         "failed": 1,

@@ -2,12 +2,24 @@
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tokens import Counter, CountRefused, Kind, Method, build_counter
+from gateway.tokens import (
+    Counter,
+    CountRefused,
+    Kind,
+    Method,
+    Unavailable,
+    Unreadable,
+    build_counter,
+    profile,
+)
+from gateway.tokens.faults import FAULTS
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -226,6 +238,56 @@ async def test_a_failing_remote_leaves_the_bound():
     counted = await counter.count(Kind.COMPLETION, {"prompt": "hello"}, 10)
     assert (counted.method, counted.prompts) == (Method.BOUND, (7,))
     assert counter.fallbacks == {"remote_error": 1}
+
+
+class Unable:
+    """A local tokenizer that cannot say, for a reason."""
+
+    renders = True
+
+    def __init__(self, reason):
+        self.reason = reason
+
+    async def count(self, request, body_bytes):
+        raise Unavailable(self.reason)
+
+    estimate = count
+
+    def segments(self, request):
+        raise Unavailable(self.reason)
+
+
+@pytest.mark.parametrize(
+    ("reason", "fault"), [*FAULTS.items(), ("timeout", ""), ("queue_full", "")]
+)
+async def test_what_is_wrong_with_a_body_is_known_where_only_its_bytes_are_counted(reason, fault):
+    counted = await Counter(local=Unable(reason)).count(Kind.CHAT, CHAT, 100)
+    assert (counted.method, counted.fault) == (Method.BOUND, fault)
+
+    async def remote(body):
+        return 7
+
+    counted = await Counter(local=Unable(reason), remote=remote).count(Kind.CHAT, CHAT, 100)
+    assert (counted.prompts, counted.fault) == ((7,), ""), "the server reads it"
+
+
+async def test_what_the_server_says_of_a_body_it_does_not_read_is_kept_in_part():
+    async def remote(body):
+        raise Unreadable("no" * 500)
+
+    counter = Counter(remote=remote)
+    counted = await counter.count(Kind.CHAT, CHAT, 100)
+    assert counted.method is Method.BOUND
+    assert counted.fault == f"the server does not read this body: {'no' * 150}…"
+    assert counter.fallbacks == {"remote_refused": 1}
+    assert "nono" not in repr(counted)
+    both = await Counter(local=Unable("role"), remote=remote).count(Kind.CHAT, CHAT, 100)
+    assert both.fault == FAULTS["role"], "our own words first: they are short"
+
+
+def test_every_reason_that_is_a_fault_of_the_body_has_words():
+    said = set(re.findall(r'NotPrepared\("(\w+)"\)', Path(profile.__file__).read_text()))
+    assert said | {"template_error"} == FAULTS.keys()
 
 
 async def test_a_busy_remote_is_waited_for_a_moment_only(monkeypatch):

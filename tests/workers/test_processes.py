@@ -24,7 +24,9 @@ from tests.workers.gate import LIMIT, POOL, TEXT, gate, is_there
 async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_path) -> None:
     """One start for all of it: that takes longer than the rest."""
     records = {"observe": {"records": "records.jsonl"}, "queue": {"max_requests": 6}}
-    async with gate(tmp_path, **records) as running:
+    async with gate(tmp_path, control="127.1:0", **records) as running:
+        (one,) = [line for line in running.log if line["event"] == "control_open"]
+        assert one["control"] == running.control, "the supervisor's, and no worker's"
         assert (await running.get("/healthz"), (await running.get("/readyz"))[0]) == (
             (200, "ok\n"),
             200,

@@ -6,6 +6,7 @@ prompts are, in `tokens.request`.
 
 from __future__ import annotations
 
+import difflib
 import re
 import warnings
 from typing import TYPE_CHECKING, Any, Final
@@ -110,8 +111,43 @@ def check_format(body: Body) -> None:
         raise Invalid(msg, "response_format")
 
 
+SAMPLING: Final = frozenset(
+    (
+        *("max_new_tokens", "min_new_tokens", "n", "ignore_eos", "stream_interval"),
+        *("stop", "stop_token_ids", "stop_regex", "no_stop_trim"),
+        *("temperature", "top_p", "top_k", "min_p", "sampling_seed", "logit_bias"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+        *("json_schema", "regex", "ebnf", "structural_tag"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "custom_params"),
+        *("beam_width", "watermark"),  # 0.5.23 only
+    )
+)
+"""What /generate's `sampling_params` may hold, in any of 0.5.6, 0.5.12, 0.5.17 and 0.5.23. Another name is
+an unexpected keyword there: a bare 500. From 0.5.17 on the engine's own notes stand among them
+(`is_normalized`, `stop_strs`, `stop_regex_strs` and their like). They are not here: with them a client would
+set aside what is made of the others, and have a pattern searched for that nobody has looked at."""
+
+LONGEST_NAME: Final = 40
+"""Characters of a name that is told again; the longest known has 29."""
+
+
+def check_names(params: Mapping[str, Any]) -> None:
+    """Names that no version knows in `sampling_params`. Raises Invalid."""
+    for name in params.keys() - SAMPLING:
+        if (
+            not name.isidentifier() or len(name) > LONGEST_NAME
+        ):  # whatever it is, it is not told again
+            msg = "sampling_params has a name that SGLang does not know"
+            raise Invalid(msg, "sampling_params")
+        close = difflib.get_close_matches(name, SAMPLING, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        msg = f"sampling_params.{name} is nothing that SGLang knows{hint}"
+        raise Invalid(msg, "sampling_params")
+
+
 def check_sampling(params: Mapping[str, Any]) -> None:
     """What /generate takes as it comes, and its tokenizer then stumbles over. Raises Invalid."""
+    check_names(params)
     check_stop_pattern(params)
     check_numbers(params, native=True)
     stop = params.get("stop")

@@ -100,7 +100,7 @@ async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Begi
     if reply.status in ELSEWHERE:
         msg = f"The server answered {reply.status} and sends clients elsewhere; its address here is wrong."
         raise UpstreamError(Failure.PROTOCOL, msg, sent=True, answered=True)
-    if reply.status != OK or not (streamed and _is_events(reply)):
+    if reply.status != OK or not (streamed and reply.is_events):
         return Beginning(Verdict.DATA, reply.status)
     data = b""
     while True:
@@ -134,7 +134,7 @@ class Relay:
         """Relay to the end. Raises BrokenAnswer, and ConnectionError when the client is gone."""
         if first.verdict is Verdict.ERROR:
             return await self._instead_of_an_answer(reply, first)
-        if reply.status == OK and _is_events(reply):
+        if reply.status == OK and reply.is_events:
             return await self._stream(reply, first.data)
         if self._teller is not None:
             return await self._told(self._teller, reply, first.data)
@@ -208,7 +208,7 @@ class Relay:
         self._lease.end(outcome)
 
     def _shape_is_stream(self, reply: Reply) -> bool:
-        return reply.status == OK and _is_events(reply)
+        return reply.status == OK and reply.is_events
 
     async def _break(self, out: web.StreamResponse, error: UpstreamError, tap: SseTap) -> None:
         """The server broke mid-stream: say so, end, and let the lease know it was not the engine."""
@@ -386,12 +386,6 @@ async def _read_out(reply: Reply) -> bool:
     except (TimeoutError, UpstreamError):
         return False
     return True
-
-
-def _is_events(reply: Reply) -> bool:
-    told = {name.lower(): value.lower() for name, value in reply.headers}
-    plain = told.get("content-encoding", "identity") == "identity"  # packed, it passes as it came
-    return plain and told.get("content-type", "").startswith("text/event-stream")
 
 
 def _now() -> float:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_SYSTEM = frozenset({"system", "developer"})
+_SYSTEM = ("system", "developer")
+"""Compared, not looked up: a client's role may be a list."""
 
 
 def chat_from_responses(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,6 +83,18 @@ class Reply:
             self._headers = strip_hop_by_hop(self._exchange.headers)
         return self._headers
 
+    @property
+    def is_events(self) -> bool:
+        """Whether its body is a stream of events that can be read as it passes: packed, it cannot."""
+        events, plain = False, True
+        for name, value in self.headers:  # of two, any: what is odd is looked at as a stream
+            low = name.lower()
+            if low == "content-type":
+                events |= value.lower().startswith("text/event-stream")
+            elif low == "content-encoding":
+                plain = value.lower() == "identity"
+        return events and plain
+
     async def head(self) -> None:
         """Wait until status and headers are there.
 

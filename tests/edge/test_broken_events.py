@@ -87,8 +87,16 @@ async def test_a_packed_stream_that_breaks_off_breaks_visibly(rig) -> None:
     assert rig.records[0]["outcome"] == "failed"
 
 
-async def test_a_media_type_is_read_in_any_case(rig) -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream\r\n"
+@pytest.mark.parametrize(
+    "types",
+    [
+        b"Content-Type: Text/Event-Stream\r\n",
+        b"content-type: text/event-stream\r\ncontent-type: application/json\r\n",
+        b"content-type: application/json\r\ncontent-type: text/event-stream\r\n",
+    ],
+)
+async def test_a_media_type_is_read_in_any_case(rig, types: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\n" + types
     body = chunk(b'data: {"error":{"message":"full","code":400}}\n\n') + b"0\r\n\r\n"
     rig.engine.queue.append(Behaviour(raw=head + b"transfer-encoding: chunked\r\n\r\n" + body))
     assert (await rig.post(CHAT, BODIES[CHAT])).status == 400

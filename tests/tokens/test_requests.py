@@ -37,6 +37,12 @@ def test_what_was_said_and_called_in_a_row_is_one_turn() -> None:
     assert tool == {"role": "tool", "tool_call_id": "c", "content": "1"}
 
 
+@pytest.mark.parametrize("role", [[], {}, None, 7])
+def test_a_role_that_is_no_text_breaks_nothing(role: Any) -> None:
+    (turn,) = messages({"input": [{"type": "message", "role": role, "content": "a"}]})
+    assert turn["content"] == "a"
+
+
 def test_only_functions_are_tools() -> None:
     tools = [{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}]
     chat = chat_from_responses({"input": "a", "tools": tools, "reasoning": {"effort": "low"}})

@@ -13,7 +13,7 @@ import socket
 import struct
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tests.hangup import hang_up
 
@@ -47,8 +47,15 @@ class Wire(asyncio.StreamReaderProtocol):
         self.gone = False
         self.cut = False  # we reset it
         self.task: asyncio.Task[None] | None = None
+        self.transport: asyncio.Transport | None = None
         self._serve = serve
         super().__init__(self.reader, self._connected)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        super().connection_made(transport)
+        if self.cut:  # between its acceptance and now
+            hang_up(self.transport)
 
     def eof_received(self) -> bool | None:
         self._mark_gone()
@@ -113,10 +120,12 @@ class Wire(asyncio.StreamReaderProtocol):
     def reset(self) -> None:
         """RST: what the peer sees when the process dies."""
         self.on_gone, self.cut = None, True
-        sock: socket.socket | None = self.writer.get_extra_info("socket")
-        if sock is not None and not self.writer.transport.is_closing():
+        if self.transport is None:
+            return
+        sock: socket.socket | None = self.transport.get_extra_info("socket")
+        if sock is not None and not self.transport.is_closing():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        hang_up(self.writer.transport)
+        hang_up(self.transport)
 
 
 def head(status: int, headers: dict[str, str]) -> bytes:

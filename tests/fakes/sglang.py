@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections import Counter, deque
 from dataclasses import replace
@@ -92,6 +93,12 @@ class FakeSGLang:
         return f"http://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> FakeSGLang:
+        # Bound and never listening: while the process is dead its port is refused, and nobody's else. A
+        # port that another test's engine got meanwhile was this one, back again.
+        self._place = socket.socket()
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", self.port))
+        self.port = self._place.getsockname()[1]
         await self._listen()
         return self
 
@@ -102,13 +109,19 @@ class FakeSGLang:
         trace: TracebackType | None,
     ) -> None:
         await self.die()
+        self._place.close()
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Wire(self._serve), "127.0.0.1", self.port, reuse_address=True
+            self._accepted, "127.0.0.1", self.port, reuse_address=True
         )
-        self.port = self._server.sockets[0].getsockname()[1]
+
+    def _accepted(self) -> Wire:
+        """At once, and not when it is first served: one of a moment ago dies with the process, too."""
+        wire = Wire(self._serve)
+        self._wires.add(wire)
+        return wire
 
     # ---- life ----
 
@@ -185,7 +198,6 @@ class FakeSGLang:
     # ---- one connection ----
 
     async def _serve(self, wire: Wire) -> None:
-        self._wires.add(wire)
         self.connections += 1
         try:
             while (received := await wire.receive()) is not None:

@@ -33,6 +33,11 @@ class Clerk:
         self._within_s = within_s
         self._at: asyncio.Future[None] | None = None
 
+    @property
+    def answers(self) -> bool:
+        """Whether nothing hangs, as far as is known."""
+        return self._at is None
+
     async def do(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """What `work` returns or raises; OSError (ETIMEDOUT) where that takes longer than `within_s`."""
         try:

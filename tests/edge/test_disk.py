@@ -16,6 +16,8 @@ from structlog.testing import capture_logs
 
 from gateway import disk, reload
 from gateway.disk import Clerk
+from gateway.edge import backend
+from gateway.tokens import build, build_counter
 from tests.edge.rig import Rig, written
 from tests.fakes.sglang import FakeSGLang
 
@@ -139,3 +141,20 @@ async def test_a_gate_ends_though_a_disk_hangs(tmp_path: Path) -> None:
                 await process.wait()
             if held is not None:
                 os.close(held)
+
+
+async def test_a_model_s_folder_that_hangs_holds_up_nobody(start, monkeypatch, hung) -> None:
+    """It was looked at on the loop: one mount that was away, and the whole gate stood still."""
+    monkeypatch.setattr(disk.Clerk.__init__, "__defaults__", (0.1,))
+    monkeypatch.setattr(backend, "find_tokenizer", lambda *_: hung.wait())
+    async with start({}) as rig:
+        assert (await rig.chat(max_tokens=3)).status == 200
+        (server,) = rig.app.fleet
+        assert server._counted_as is None, "it is looked for again at the next start"
+
+
+async def test_tokenizer_files_that_hang_are_done_without(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(build, "READ_S", 0.1)
+    os.mkfifo(tmp_path / "tokenizer.json")
+    counter = await build_counter(tokenizer_dir=tmp_path, engine_version="0.5.17", remote=None)
+    assert any("no answer within" in note for note in counter.notes)

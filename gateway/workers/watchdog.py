@@ -43,6 +43,7 @@ class Watchdog:
         self._log = log
         self._every_s = every_s
         self._silent_s = silent_s
+        self._told = False
         self._silent: dict[str, float] = {}  # by life: seconds, those that we were there to see
 
     async def run(self) -> None:
@@ -60,7 +61,20 @@ class Watchdog:
         before, self._silent = self._silent, {}
         for one in said:
             life = lives[one.number]
+            if not self._asking.has_a_way(one.number):
+                self._tell()
+                continue
             silent = 0.0 if one.status else before.get(life, 0.0) + seen
             self._silent[life] = silent
             if silent >= self._silent_s and self._crew.kill(life):
                 self._log.error("worker_silent", worker=one.number, for_s=round(silent, 1))
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            reason = (
+                "somebody removed the workers' folder of sockets (a cleaning of temporary files?): they "
+                "go on serving, but say nothing any more, and who ends cannot be started anew. Start "
+                "the gate again when it suits, with TMPDIR where nobody cleans"
+            )
+            self._log.error("workers_folder_gone", reason=reason)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from gateway.workers.asking import Said
 from gateway.workers.watchdog import EVERY_S, SILENT_S, Watchdog
@@ -22,12 +23,16 @@ class World:
         self.answers = list(answers)
         self.hands = [SimpleNamespace(number=0, life="w0.1", alive=True, up=True)]
         self.killed: list[float] = []
+        self.way = True
 
     async def all(self, numbers: list[int], _: str, *, within_s: float) -> list[Said]:
         takes = self.answers.pop(0) if self.answers else 0.0
         await asyncio.sleep(within_s if takes is None else takes)
         late = takes is None or takes > within_s
         return [Said(number, 0 if late else 200, b"") for number in numbers]
+
+    def has_a_way(self, _: int) -> bool:
+        return self.way
 
     def kill(self, life: str) -> bool:
         assert life == "w0.1"
@@ -57,3 +62,12 @@ async def test_who_wakes_later_than_we_do_after_a_standstill_is_not() -> None:
 
 async def test_an_answer_begins_the_count_anew() -> None:
     assert await World(*[0.0, None, None] * 10).run(200) == []
+
+
+async def test_who_cannot_be_asked_for_want_of_a_socket_is_not_ended() -> None:
+    """A cleaning of /tmp took the folder: all workers would be ended, and none could start anew."""
+    world = World(0.0, *[None] * 20)
+    world.way = False
+    with capture_logs() as logs:
+        assert await world.run(200) == []
+    assert [line["event"] for line in logs] == ["workers_folder_gone"], "said once"

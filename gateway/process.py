@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
+import os
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from gateway.lease.store import StoreError
@@ -32,6 +35,8 @@ YOUNG = 5_000
 """New objects before the collector looks at them (Python's own 700 is for small programs): a request
 that waits has a hundred, and looking at those again and again frees nothing."""
 
+
+STDOUT = 1
 
 FILES_BESIDE = 128
 """Open files beside those of requests: listeners, polls, records, the tokenizer, the control plane."""
@@ -110,6 +115,18 @@ def enough_files(waiting: int, log: FilteringBoundLogger) -> float:
         return math.inf
     left = soft - FILES_BESIDE
     return max(soft // 4, left - min(left // 2, TO_SERVERS))
+
+
+def say_ready(listen: str, control: str) -> None:
+    """The one line on stdout. By a thread, and past Python's buffers: whoever reads it may have stopped (a
+    terminal after Ctrl-S, a script that hangs), and a loop that waited with it would serve nobody."""
+    line = f"kvgate ready on {listen}, control on {control}\n"
+    threading.Thread(target=_write, args=(line.encode(),), name="ready line", daemon=True).start()
+
+
+def _write(line: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody is there to read it
+        os.write(STDOUT, line)
 
 
 async def _tell_when_ready(app: App, ready: Callable[[App], None]) -> None:

@@ -15,9 +15,11 @@ writes in steps, and half a file may be good YAML that says less than was meant.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
-from gateway.policy.problems import PolicyError
+from gateway.disk import Clerk
+from gateway.policy.problems import PolicyError, Problem
 from gateway.tasks import spawn
 
 if TYPE_CHECKING:
@@ -27,13 +29,16 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from gateway.policy.change import Change
-    from gateway.policy.problems import Problem
     from gateway.policy.schema import Policy
     from gateway.policy.source import Loaded, Source, Stamps
 
 POLL_S = 2.0
 """Between two looks at the files: who saves one sees it in force within five seconds, and a `stat`
 every two seconds costs nothing."""
+READ_S = 15.0
+"""How long a policy, its keys and certificate may take to be read from a disk that is busy. Below what
+workers are waited for when they are told to (`workers.asking.RELOAD_S`)."""
+
 AGAIN = "tried again"
 """The cause of a reload that nobody asked for anew."""
 
@@ -52,6 +57,7 @@ class Reload:
         self._policy = policy
         self._adopt = adopt
         self._log = log
+        self._disk = Clerk("policy files", READ_S)
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         # Of the files as they were read last; those of the policy may be newer than what is in force.
@@ -99,11 +105,13 @@ class Reload:
     async def _now(self, source: Source, cause: str) -> tuple[bool, dict[str, Any]]:
         before = self._read
         try:
-            self._read = await asyncio.to_thread(source.stamps, self._policy)
-            loaded, stamps = await asyncio.to_thread(_read, source)
+            self._read = await self._disk.do(source.stamps, self._policy)
+            loaded, stamps = await self._disk.do(_read, source)
             change = self._adopt(loaded)
         except PolicyError as error:
             return self._refused(cause, error)
+        except OSError as error:  # what can be read and is wrong is a PolicyError
+            return self._refused(cause, self._unread(error))
         self._policy = loaded.policy
         # What was there before it was read, where that is known: a change in between is seen later.
         self._read = {path: self._read.get(path, stamp) for path, stamp in stamps.items()}
@@ -117,6 +125,12 @@ class Reload:
         }
         self._log.info("policy_reloaded", cause=cause, **answer)
         return True, answer
+
+    def _unread(self, error: OSError) -> PolicyError:
+        where = "policy" if self.file is None else str(self.file)
+        wrong = error.strerror or type(error).__name__
+        remedy = "look at the disk of the policy file, its keys and its certificate"
+        return PolicyError([Problem(where, "", "", wrong, remedy)], passing=True)
 
     def _refused(self, cause: str, error: PolicyError) -> tuple[bool, dict[str, Any]]:
         told_before = cause == AGAIN and error.errors == self._problems
@@ -139,20 +153,21 @@ class Reload:
         }
 
     async def _look(self, source: Source) -> None:
-        last = await asyncio.to_thread(source.stamps, self._policy)
+        last: Stamps | None = None
         known = False
         while True:
+            with contextlib.suppress(OSError):  # their disk hangs: who asks for a reload is told
+                seen = await self._disk.do(source.stamps, self._policy)
+                if seen == last:
+                    changed = seen != self._read
+                    if not known and not changed:
+                        # What is in force was read, or handed over, before anybody looked at the files.
+                        changed = not await self._disk.do(_says, source, self._policy)
+                    known = True
+                    if changed or self._again:
+                        await self.now("file" if changed else AGAIN)
+                last = seen
             await asyncio.sleep(POLL_S)
-            seen = await asyncio.to_thread(source.stamps, self._policy)
-            if seen == last:
-                # What is in force was read, or handed over, before anybody looked at the files.
-                first, known = not known, True
-                changed = seen != self._read
-                if first and not changed:
-                    changed = not await asyncio.to_thread(_says, source, self._policy)
-                if changed or self._again:
-                    await self.now("file" if changed else AGAIN)
-            last = seen
 
 
 def _says(source: Source, policy: Policy) -> bool:

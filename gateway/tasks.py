@@ -1,14 +1,23 @@
-"""Background tasks that are named, referenced and never silently lost."""
+"""Background tasks that are named, referenced and never silently lost; limits of time that are fair."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import AsyncIterator, Coroutine
 
 T = TypeVar("T")
+
+LATE_S = 1.0
+"""A timer that comes so much later than it was due: this process stood still, or its machine (stopped,
+moved, swapped out, asleep), or the loop was held up. What came meanwhile lies unread in the sockets."""
+
+ROOM_S = 0.5
+"""How long the loop may then read what lies there before anybody is told that nothing came: one piece of
+every connection takes it milliseconds."""
 
 _live: set[asyncio.Task[Any]] = set()
 
@@ -32,3 +41,24 @@ def _done(task: asyncio.Task[Any]) -> None:
     task.get_loop().call_exception_handler(
         {"message": f"task {task.get_name()} failed", "exception": error, "task": task}
     )
+
+
+@contextlib.asynccontextmanager
+async def in_time(seconds: float) -> AsyncIterator[None]:
+    """As `asyncio.timeout`; where its end comes late, what came in the meantime counts as in time."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    async with asyncio.timeout(None) as limit:
+
+        def due(at: float) -> None:
+            now = loop.time()
+            if now - at > LATE_S:
+                timers.append(loop.call_at(now + ROOM_S, due, now + ROOM_S))
+            else:
+                limit.reschedule(now)
+
+        timers = [loop.call_at(end, due, end)]
+        try:
+            yield
+        finally:
+            timers[-1].cancel()

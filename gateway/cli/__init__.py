@@ -10,6 +10,8 @@ import importlib
 import os
 import sys
 
+from gateway.cli.outset import early_signals, standard_files
+
 COMMANDS = {
     "serve": "the gate: kvgate serve [POLICY] [--backend URL]…",
     "demo": "see it work: no GPU, no configuration",
@@ -33,6 +35,7 @@ PIPE_CLOSED = 141
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns its exit code."""
+    standard_files()
     try:
         try:
             return _main(argv)
@@ -62,6 +65,8 @@ def _main(argv: list[str] | None) -> int:
     if argv[0] not in COMMANDS:
         print(f"kvgate: there is no command {argv[0]!r}; see kvgate --help", file=sys.stderr)  # noqa: T201
         return 2
+    if argv[0] == "serve":
+        early_signals()
     # Each command imports only what it needs: `kvgate check` starts without an HTTP server.
     command = importlib.import_module(f"gateway.cli.{argv[0]}")
     code: int = command.run(argv[1:])

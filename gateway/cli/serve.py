@@ -9,14 +9,10 @@ import argparse
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gateway.observe.log import configure, write_aside
 from gateway.policy.problems import PolicyError
 from gateway.policy.source import Source
-
-if TYPE_CHECKING:
-    from gateway.app import App
 
 if sys.platform == "win32":
     _run = asyncio.run
@@ -60,11 +56,9 @@ def run(argv: list[str]) -> int:
 
         return _run(supervise(policy, source))
     from gateway.app import App  # noqa: PLC0415
-    from gateway.process import serve  # noqa: PLC0415
+    from gateway.process import say_ready, serve  # noqa: PLC0415
 
-    return _run(serve(lambda: App(policy, source), ready=_tell))
+    def tell(app: App) -> None:
+        say_ready(app.listen_url, app.control_url)
 
-
-def _tell(app: App) -> None:
-    """The one line on stdout."""
-    print(f"kvgate ready on {app.listen_url}, control on {app.control_url}", flush=True)  # noqa: T201
+    return _run(serve(lambda: App(policy, source), ready=tell))

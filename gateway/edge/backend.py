@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from gateway.disk import Clerk
 from gateway.edge import replies
 from gateway.edge.dialects import Engine
 from gateway.tokens import Unreadable, build_counter, find_tokenizer
@@ -118,6 +119,7 @@ class Backend:
         self._loads_at = 0.0
         self._loads_came = asyncio.Event()
         self._counted_as: tuple[str, ...] | None = None
+        self._disk = Clerk(f"tokenizer of {policy.name}")
 
     @property
     def engine(self) -> Engine:
@@ -294,8 +296,12 @@ class Backend:
         key = (facts.tokenizer_path, *told)
         if self.counter is not None and self._counted_as == key:
             return
+        try:  # the server's own path: it may be a mount here that hangs
+            files = await self._disk.do(find_tokenizer, facts.tokenizer_path, self.policy.tokenizer)
+        except OSError:
+            files = None
         self.counter = await build_counter(
-            tokenizer_dir=find_tokenizer(facts.tokenizer_path, self.policy.tokenizer),
+            tokenizer_dir=files,
             engine_version=facts.version_text or None,
             remote=self.tokenize,
             remote_ids=self.token_ids,
@@ -304,4 +310,5 @@ class Backend:
             tool_parser=facts.tool_parser or None,
             fast=self.policy.tokenizer_engine == "fast",
         )
-        self._counted_as = key
+        # Where they could not even be looked for, they are at the next start.
+        self._counted_as = key if self._disk.answers else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from aiohttp import HttpVersion11
 from aiohttp.web import RequestPayloadError
 
 from gateway.edge.dialects import Invalid
+from gateway.tasks import in_time
 
 if TYPE_CHECKING:
     from aiohttp.web import BaseRequest
@@ -113,7 +113,7 @@ async def read(request: BaseRequest, limit: int, within_s: float) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(within_s):
+        async with in_time(within_s):
             while data := await request.content.readany():
                 size += len(data)
                 if size > limit:

@@ -22,12 +22,12 @@ is logged and nothing more.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gateway.core.model import UNBOUNDED, Code, Refusal
 from gateway.core.quarantine import CrashLoop, Quarantine, Ramp
+from gateway.disk import Clerk
 from gateway.edge.crashes import check, marked, scene_of, write
 from gateway.edge.failures import Failures
 from gateway.tasks import spawn
@@ -74,13 +74,14 @@ class Deaths:
         self._reaper = reaper
         self._log = log
         self._folder = folder
+        self._disk = Clerk("crash reports")
         self._of: dict[str, _Memory] = {}
 
     async def start(self) -> None:
         """Say now what would keep a report from being written, not at the death it would be of."""
         if self._folder is not None:
             try:
-                await asyncio.to_thread(check, self._folder)
+                await self._disk.do(check, self._folder)
             except OSError as error:
                 self._warn("crash_reports_not_possible", self._folder, error)
 
@@ -250,7 +251,7 @@ class Deaths:
 
     async def _report(self, folder: Path, scene: Scene) -> None:
         try:
-            path = await asyncio.to_thread(write, folder, scene)
+            path = await self._disk.do(write, folder, scene)
         except OSError as error:
             self._warn("crash_report_not_written", folder, error)
         else:

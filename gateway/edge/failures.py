@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from gateway.gate import Gate
     from gateway.upstream.errors import UpstreamError
 
-BROKEN = frozenset({Failure.RESET, Failure.TRUNCATED, Failure.CONNECT})
+NO_CONNECTION = frozenset({Failure.CONNECT, Failure.NO_WAY, Failure.TLS})
+"""None to the server was to be had."""
+
+BROKEN = NO_CONNECTION | {Failure.RESET, Failure.TRUNCATED}
 """Ends of a connection that a dead server explains. Silence is not one: a request that the engine
 retracted is silent until it has been prefilled again."""
 
@@ -139,6 +142,6 @@ def fault(error: UpstreamError) -> Fault:
     silent = error.kind in {Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT}
     status = 504 if silent else 502
     code = "upstream_timeout" if silent else "upstream_error"
-    if error.kind in {Failure.CONNECT, Failure.OURS}:
+    if error.kind in NO_CONNECTION | {Failure.OURS}:
         status, code = 503, "no_backend"
     return Fault(status, code, str(error))

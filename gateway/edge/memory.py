@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gateway.core.envelope import LEAST_SHARE
+from gateway.disk import Clerk
 from gateway.observe.rotated import NEW
 from gateway.tasks import spawn
 from gateway.upstream.fields import as_dict, as_positive
@@ -71,6 +72,7 @@ class Memory:
         self._written: Document | None = None
         self._put_aside = False
         self._failed = False  # the last write
+        self._disk = Clerk("state file")
         self._ending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -80,7 +82,7 @@ class Memory:
         if self._path is None:
             return
         try:
-            document = await asyncio.to_thread(load, self._path)
+            document = await self._disk.do(load, self._path)
         except FileNotFoundError:
             document = {}
         except (OSError, NotOursError) as error:
@@ -136,7 +138,7 @@ class Memory:
         if self._path is None or document == self._written or not document["servers"]:
             return
         try:
-            await asyncio.to_thread(save, self._path, document, put_aside=self._put_aside)
+            await self._disk.do(save, self._path, document, put_aside=self._put_aside)
         except OSError as error:
             if not self._failed:
                 self._warn("state_not_written", error)

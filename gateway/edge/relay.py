@@ -22,6 +22,7 @@ from gateway.edge.dialects import Times
 from gateway.edge.pieces import Pieces
 from gateway.edge.voices import retold, wall_time
 from gateway.edge.wire import Wire
+from gateway.tasks import in_time
 from gateway.tokens import Kind
 from gateway.upstream.answer import Dialect, Facts, asked_pause, error_status, reply_facts
 from gateway.upstream.errors import Failure, UpstreamError
@@ -325,7 +326,7 @@ class Relay:
     async def _patiently(self, taken: Awaitable[None]) -> None:
         """Wait until the client has taken what was written."""
         try:
-            async with asyncio.timeout(STALLED_S):
+            async with in_time(STALLED_S):
                 await taken
         except TimeoutError:
             # Closed in good order, the connection would wait for the client to take the rest.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.disk import Clerk
 from gateway.tokens import nfc
 from gateway.tokens.anthropic import Conversion
 from gateway.tokens.calibrate import Teacher, calibrate
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 TOKENIZES_CHATS: Final = (0, 5, 12)
 """SGLang's first version whose tokenize endpoint takes messages and tools; 0.5.6 takes `prompt`."""
+
+
+READ_S: Final = 120.0
+"""How long a tokenizer's files may take to be read and made ready: seconds for the largest vocabulary, more
+where a cold disk and a busy processor meet. Then the disk hangs, and the server is asked for its counts."""
 
 
 async def build_counter(
@@ -45,9 +51,12 @@ async def build_counter(
     """
     files = Files(None, None, None, None, ())
     if tokenizer_dir is not None:
-        files = await asyncio.to_thread(
-            read_files, tokenizer_dir, chat_template, tool_parser, fast=fast
-        )
+        disk = Clerk("tokenizer files", READ_S)
+        try:
+            files = await disk.do(read_files, tokenizer_dir, chat_template, tool_parser, fast=fast)
+        except OSError as error:
+            note = f"The tokenizer files in {tokenizer_dir} cannot be read: {error.strerror}."
+            files = Files(None, None, None, None, (note,))
     await asyncio.to_thread(nfc.warm)
     media, notes = rules_for(model_type or files.model_type, files.processor), files.notes
     takes_chats = profile_for(engine_version).since >= TOKENIZES_CHATS

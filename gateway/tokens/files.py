@@ -113,7 +113,14 @@ def _chats(
     if chat_template is not None and not _is_jinja(directory / chat_template):
         notes.append("The server's --chat-template is not a .jinja file here: chats are estimated.")
         return None, None
-    source = _template_source(directory, config, chat_template)
+    try:
+        source = _template_source(directory, config, chat_template)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        notes.append(
+            f"The chat template in {directory} cannot be read: {why}. Chats are estimated."
+        )
+        return None, None
     architecture, model_type = _model(directory)
     spec = spec_of(architecture, model_type, tool_parser or "", has_template=source is not None)
     if spec is not None:
@@ -141,10 +148,10 @@ def _template_source(
     if chat_template is not None:
         # The engine unescapes line ends of such a file (template_manager.py). An absolute path
         # stays itself.
-        return (directory / chat_template).read_text().strip("\n").replace("\\n", "\n")
+        return (directory / chat_template).read_text("utf-8").strip("\n").replace("\\n", "\n")
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text()
+        return path.read_text("utf-8")
     holder = read_json(directory / "chat_template.json") or config
     source = holder.get("chat_template")
     if isinstance(source, list):  # named templates: [{"name": ..., "template": ...}]

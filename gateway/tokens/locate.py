@@ -36,12 +36,12 @@ def _hub_snapshots(name: str) -> list[Path]:
     """The snapshots of a hub model in the local cache, the one `main` points to first."""
     if name.count("/") != 1 or name.startswith(("/", ".")):
         return []
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    model = cache / ("models--" + name.replace("/", "--"))
     try:
-        main = (model / "refs" / "main").read_text().strip()
+        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+        cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+        model = cache / ("models--" + name.replace("/", "--"))
+        main = (model / "refs" / "main").read_text(encoding="utf-8").strip()
         snapshots = sorted((model / "snapshots").iterdir(), key=lambda path: path.name != main)
-    except OSError:
+    except (OSError, UnicodeDecodeError, RuntimeError):  # the last: a user without a home
         return []
     return snapshots

@@ -1,7 +1,7 @@
 """One question to an engine: a GET, its JSON, or the way in which it failed.
 
 The watch and the discovery decide by *how* a question failed, so the many failures of a connection
-are sorted here into five.
+are sorted here into seven.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Wrong(StrEnum):
     """How a question failed."""
 
     OURS = "ours"  # it could not be asked: see `errors.OURS`
-    SHUT = "shut"  # no connection, or it broke: nobody is there, or not any more
+    SHUT = "shut"  # nobody listens, or the connection broke: nobody is there, or not any more
+    NO_WAY = "no_way"  # no connection, and nothing known of who is there
+    TLS = "tls"  # somebody is there, and TLS with them fails
     SILENT = "silent"  # a connection, and nothing on it in time
     STATUS = "status"  # an answer that is not a 200
     GARBLED = "garbled"  # an answer that is not HTTP or not JSON
@@ -73,6 +75,8 @@ class AskError(Exception):
 _WRONG = {
     Failure.OURS: Wrong.OURS,
     Failure.CONNECT: Wrong.SHUT,
+    Failure.NO_WAY: Wrong.NO_WAY,
+    Failure.TLS: Wrong.TLS,
     Failure.RESET: Wrong.SHUT,
     Failure.TRUNCATED: Wrong.SHUT,
     Failure.FIRST_BYTE_TIMEOUT: Wrong.SILENT,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gateway.upstream.connection import Connection
-from gateway.upstream.errors import Failure, UpstreamError, is_ours
+from gateway.upstream.errors import Failure, UpstreamError, why_none
 from gateway.upstream.headers import request_head
 from gateway.upstream.reply import Reply
 
@@ -110,7 +110,7 @@ class Client:
         passes, nothing is written then. `anew` makes the body of a second try, of the same length.
 
         Raises:
-            UpstreamError: CONNECT; nothing has been sent then.
+            UpstreamError: CONNECT, NO_WAY, TLS or OURS; nothing has been sent then.
             ValueError: method, target or a header cannot be written on the wire.
         """
         head = request_head(method, self._prefix + target, self._fixed, headers, len(body))
@@ -204,17 +204,16 @@ class Client:
         except TimeoutError:
             self._forget(connection)
             message = f"No connection to the engine within {self._connect_timeout_s:g} s."
-            raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False) from None
+            raise UpstreamError(Failure.NO_WAY, message, sent=sent, answered=False) from None
         except OSError as error:
             self._forget(connection)
-            why = error.strerror or type(error).__name__
-            if is_ours(error):
+            why, kind = error.strerror or type(error).__name__, why_none(error)
+            message = f"No connection to the engine: {why}."
+            if kind is Failure.OURS:
                 message = (
                     f"This gate can open no connection to the engine: {why}. Raise `ulimit -n`."
                 )
-                raise UpstreamError(Failure.OURS, message, sent=sent, answered=False) from error
-            message = f"No connection to the engine: {why}."
-            raise UpstreamError(Failure.CONNECT, message, sent=sent, answered=False) from error
+            raise UpstreamError(kind, message, sent=sent, answered=False) from error
         except BaseException:
             self._forget(connection)
             raise

@@ -25,6 +25,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from gateway.tasks import LATE_S, ROOM_S
 from gateway.upstream.errors import Failure, UpstreamError
 from gateway.upstream.exchange import Exchange
 
@@ -149,8 +150,12 @@ class Connection(asyncio.Protocol):
         deadline = self._deadline
         if deadline is None:
             return
-        if self.loop.time() < deadline:
+        now = self.loop.time()
+        if now < deadline:
             self._arm(deadline)
+        elif now - self._timer_at > LATE_S:  # we were away: what came meanwhile is not read yet
+            self._deadline = now + ROOM_S
+            self._arm(self._deadline)
         elif self._exchange is not None and self._exchange.head_done:
             self.fail(Failure.IDLE_TIMEOUT, "The engine went silent in the middle of its answer.")
         else:

@@ -19,7 +19,9 @@ from gateway.upstream.fields import as_dict
 from gateway.upstream.loads import LoadsFacts, parse_loads
 from gateway.upstream.scrape import RankSignals, parse_metrics
 
-Kind = Literal["unreachable", "starting", "hung", "not_sglang", "unauthorized", "ours"]
+Kind = Literal[
+    "unreachable", "no_way", "tls", "starting", "hung", "not_sglang", "unauthorized", "ours"
+]
 
 V1_LOADS_SINCE: Version = (0, 5, 12)
 """Before: /get_load. It was dropped in 0.5.23."""
@@ -177,6 +179,15 @@ def _explain(error: AskError, target: str, timeout_s: float) -> NoReturn:
     elif error.wrong is Wrong.OURS:
         kind = "ours"
         said = str(error).rstrip(".")
+    elif error.wrong is Wrong.NO_WAY:
+        kind = "no_way"
+        said = (
+            f"{str(error).rstrip('.')}; look at the network, the name server and the machine, or "
+            "check the backend's url"
+        )
+    elif error.wrong is Wrong.TLS:
+        kind = "tls"
+        said = f"{str(error).rstrip('.')}; look at the certificate of the backend's url"
     else:
         kind = "unreachable"
         said = f"{str(error).rstrip('.')}; start the server, or check the backend's url"

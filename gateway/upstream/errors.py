@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import ssl
 from enum import StrEnum
 
 OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -19,7 +20,9 @@ nothing of the server."""
 class Failure(StrEnum):
     """How an exchange failed."""
 
-    CONNECT = "connect"  # no connection: refused, unreachable, name unknown, TLS, too slow
+    CONNECT = "connect"  # no connection: the machine is there, and says that nobody listens
+    NO_WAY = "no_way"  # no connection, and nobody said why: no name, no route, no answer in time
+    TLS = "tls"  # no connection: somebody is there, and its certificate or its TLS will not do
     OURS = "ours"  # none was tried: this machine has no open file, memory or port left for it
     RESET = "reset"  # the connection broke, or was closed before an answer began
     TRUNCATED = "truncated"  # the answer began and the connection ended before the answer did
@@ -38,6 +41,21 @@ def is_ours(error: OSError) -> bool:
     except OSError as none_left:
         return none_left.errno in OURS
     return False
+
+
+def why_none(error: OSError) -> Failure:
+    """What a connection that could not be made says of the server.
+
+    Only the machine itself can say that nobody listens. A name server that is away, a cable that is
+    out and a certificate that ran out at midnight stop new connections, and not what runs. Of
+    several addresses of one name it is enough that one says so; then `error` has no number.
+    """
+    if is_ours(error):
+        return Failure.OURS
+    if isinstance(error, ssl.SSLError):
+        return Failure.TLS
+    refused = f"[Errno {errno.ECONNREFUSED}]" in str(error)
+    return Failure.CONNECT if refused or isinstance(error, ConnectionError) else Failure.NO_WAY
 
 
 class UpstreamError(Exception):

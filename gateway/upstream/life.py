@@ -43,6 +43,10 @@ class Pace:
     seconds late is not noticed, and asking a shut door costs nothing."""
     silent_for_s: float = 10.0
     """How long an open door may stay silent. Twice the 5.4 s a dying server takes to shut it."""
+    cut_off_s: float = 60.0
+    """How long there may be no way to a server that was there before what it held is given up. As
+    long as the kernel keeps a connection that nobody answers on (30 + 3 × 10 s):
+    sooner, a switch that starts anew would end answers that go on when it is back."""
     stale_after_s: float = 10.0
     """Age at which loads are called stale."""
     stall_s: float = 30.0

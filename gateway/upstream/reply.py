@@ -99,8 +99,8 @@ class Reply:
         """Wait until status and headers are there.
 
         Raises:
-            UpstreamError: RESET, TRUNCATED, FIRST_BYTE_TIMEOUT or PROTOCOL; CONNECT where a kept
-                connection was found closed and no new one could be made.
+            UpstreamError: RESET, TRUNCATED, FIRST_BYTE_TIMEOUT or PROTOCOL; as `Client.send` where a
+                kept connection was found closed and no new one could be made.
         """
         try:
             await self._exchange.head(self._first_byte_s)

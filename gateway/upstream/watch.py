@@ -22,7 +22,7 @@ What marks a server DOWN, and what does not:
 
 - when `starts` has grown by the time `on_up` is called: another process is there, or
 - when `on_gone` is called: the door of a server that was DOWN was found shut, in `EVIDENCE`
-  questions in a row. Nobody listens, so nothing it was at can reach anybody any more.
+  questions in a row, or no way to it for `cut_off_s` (see `door`).
 
 The opposite is known when `on_up` is called and `starts` is as before: asked after the last hint,
 its scheduler answered (/server_info goes through it), and it is the process it was.
@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING
 from gateway.tasks import spawn
 from gateway.upstream.ask import AskError, Wrong, ask, bearer
 from gateway.upstream.discover import SNAPSHOT_SINCE, DiscoveryError, discover, generates, loads
+from gateway.upstream.door import EVIDENCE, Door
 from gateway.upstream.facts import STARTUP_TIME_SINCE
 from gateway.upstream.life import Life, Pace, WatchView
 from gateway.upstream.loads import another_process
@@ -57,9 +58,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Life", "Pace", "Watch", "WatchView"]
-
-EVIDENCE = 2
-"""Questions in a row that must fail: one may have met a kept connection that was just closed."""
 
 
 def _ignore(_: str) -> None:
@@ -110,8 +108,7 @@ class Watch:
         self._error: str | None = None
         self._facts: ServerFacts | None = None
         self._starts = 0
-        self._door_was_shut = False
-        self._shut = 0  # questions in a row that found the door shut
+        self._door = Door(self._pace.cut_off_s)
         self._doubted = False  # a hint came since the discovery under way began
         self._asking: asyncio.Timeout | None = None
         self._stalled = False
@@ -228,22 +225,21 @@ class Watch:
             pause = min(2 * pause, longest)
 
     def _away(self, error: DiscoveryError) -> None:
-        """It can not be used now. Two shut doors in a row: what it held is gone."""
-        shut = error.kind == "unreachable"
-        self._door_was_shut |= shut
+        """It can not be used now. Two shut doors in a row, or no way to it for long: what it held is
+        gone."""
         away = Life.DOWN if self._facts else Life.CONNECTING
         self._enter(Life.STARTING if error.kind == "starting" else away, str(error))
         if error.kind != self._why_away:
             self._why_away = error.kind
             self._on_away(str(error))
-        self._shut = self._shut + 1 if shut else 0
-        if self._shut == EVIDENCE and self._facts is not None:
+        if self._door.failed(error.kind, self._now()) and self._facts is not None:
             self._on_gone(str(error))
 
     def _up(self, facts: ServerFacts) -> None:
         if self._is_another_start(facts):
             self._starts += 1
-        self._door_was_shut, self._shut, self._why_away = False, 0, None
+        self._door.opened()
+        self._why_away = None
         self._scheduler_at = self._now()  # it has just answered /server_info
         self.asked.clear()
         self._facts, self._loads, self._loads_at = facts, None, None
@@ -258,7 +254,7 @@ class Watch:
         if self._facts is None or self._facts.started_key != facts.started_key:
             return True
         telling = facts.version is not None and facts.version >= STARTUP_TIME_SINCE
-        return self._door_was_shut and not telling
+        return self._door.was_shut and not telling
 
     async def _mind(self) -> None:
         """Poll while the server is READY; returns once it is DOWN."""

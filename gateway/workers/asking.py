@@ -37,6 +37,7 @@ class Asking:
     """Of all workers. To be made where a loop runs; `close` it."""
 
     def __init__(self, folder: Path, size: int) -> None:
+        self._folder = folder
         self._of = [
             aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(str(control_socket(folder, number)), limit=0),
@@ -49,6 +50,11 @@ class Asking:
         """Let go of connections."""
         for session in self._of:
             await session.close()
+
+    def has_a_way(self, number: int) -> bool:
+        """Whether the socket of a worker is where it was made: who cleans the folder of temporary
+        files may have taken it, and then silence says nothing of the worker."""
+        return control_socket(self._folder, number).exists()
 
     async def all(
         self, numbers: Sequence[int], path: str, *, post: bool = False, within_s: float = ANSWER_S

@@ -26,7 +26,7 @@ from gateway.lease.tables import Tables
 from gateway.policy.change import change
 from gateway.policy.notes import control_open
 from gateway.policy.types import host_port
-from gateway.process import REFUSED, cannot_listen
+from gateway.process import REFUSED, cannot_listen, say_ready
 from gateway.reload import Reload
 from gateway.tasks import spawn
 from gateway.workers.asking import Asking
@@ -163,9 +163,7 @@ class Supervisor:
             not self._told and any(h.ready for h in hands) and not any(h.turns_away for h in hands)
         ):
             self._told = True
-            print(  # noqa: T201
-                f"kvgate ready on {self._listen_url}, control on {self._control_url}", flush=True
-            )
+            say_ready(self._listen_url, self._control_url)
 
     def _lost(self, life: str) -> None:
         """A worker ended by itself, and the system closed its connections: what it had running is

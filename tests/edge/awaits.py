@@ -59,7 +59,7 @@ def _suspensions(function: ast.AsyncFunctionDef) -> Iterator[int]:
 
 
 def _is_timeout(expression: ast.expr) -> bool:
-    return ast.unparse(expression).startswith("asyncio.timeout")
+    return ast.unparse(expression).startswith(("asyncio.timeout", "in_time("))
 
 
 def places(coroutine: Any) -> set[Place]:

@@ -134,6 +134,46 @@ async def test_a_log_that_nobody_reads_any_more_stops_nobody(tmp_path) -> None:
         os.close(write)
 
 
+async def test_a_gate_whose_one_line_nobody_takes_serves_all_the_same(tmp_path) -> None:
+    """stdout is full, as after Ctrl-S: it stood still in the moment in which it was ready."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, b"x" * 512):
+            pass
+    os.set_blocking(writer, True)
+    with socket.socket() as one, socket.socket() as two:
+        for sock in (one, two):
+            sock.bind(("127.0.0.1", 0))
+        data, control = (sock.getsockname()[1] for sock in (one, two))
+    async with FakeSGLang() as engine, aiohttp.ClientSession() as http:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway.cli", "serve", "--backend", engine.url,
+            "--listen", f"127.0.0.1:{data}", "--control", f"127.0.0.1:{control}",
+            stdout=writer,
+            stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(15):
+                while True:
+                    with contextlib.suppress(aiohttp.ClientConnectionError):
+                        async with http.get(f"http://127.0.0.1:{control}/readyz") as answer:
+                            if answer.status == 200:
+                                break
+                    await asyncio.sleep(0.05)
+                url = f"http://127.0.0.1:{data}{CHAT}"
+                async with http.post(url, json=chat(max_tokens=1)) as answer:
+                    assert answer.status == 200
+                process.send_signal(signal.SIGTERM)
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            os.close(reader)
+            os.close(writer)
+
+
 async def test_sighup_reads_the_policy_again_and_a_bad_one_changes_nothing(tmp_path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("drain_s: 1.0\n")

@@ -163,3 +163,35 @@ def test_a_name_that_cannot_be_looked_up_for_want_of_a_file_is_ours(monkeypatch)
     assert not is_ours(error)
     monkeypatch.setattr(os, "open", none_left)
     assert is_ours(error)
+
+
+async def test_a_name_server_that_is_away_is_no_death_of_a_server(rig, monkeypatch) -> None:
+    """Its name was not found for a second: every running answer was cut, "the server died"."""
+    loop = asyncio.get_running_loop()
+    tried = 0
+
+    async def no_name(*_: object, **__: object) -> None:
+        nonlocal tried
+        tried += 1
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    hold = asyncio.Event()
+    rig.engine.default = Behaviour(tokens=3, hold=hold, hold_at=2)
+    running = asyncio.ensure_future(rig.chat(stream=True, max_tokens=3))
+    await rig.engine.arrived()
+    backend = rig.app.fleet.backends["gpu0"]
+    with monkeypatch.context() as patch:
+        for connection in list(backend.client._idle):
+            connection.close()
+        patch.setattr(backend.client, "_idle", {})
+        patch.setattr(loop, "create_connection", no_name)
+        await rig.until(lambda: not backend.ready, 5)
+        before = tried
+        await rig.until(lambda: tried > before + 2, 5)
+        assert (await _state(rig)) == "down"
+        assert not running.done()
+    await rig.until(lambda: backend.ready, 5)
+    hold.set()
+    assert (await running).status == 200
+    assert backend.deaths == 0
+    rig.handled = 1

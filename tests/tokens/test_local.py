@@ -275,6 +275,34 @@ def test_find_tokenizer(tmp_path, monkeypatch):
     assert find_tokenizer(None, None) is None
 
 
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    """A number that no passwd file knows, as containers have: its server was never opened."""
+    for name in ("HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: {}["no such user"])
+    assert find_tokenizer("org/name", None) is None
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "other.jinja"])
+def test_a_template_that_is_no_text_is_told(tmp_path, qwen_like, name):
+    directory = tmp_path / "broken"
+    directory.mkdir()
+    (directory / "tokenizer.json").write_text(qwen_like.to_str())
+    (directory / name).write_bytes(b"{{ messages }}\xff")
+    files = read_files(directory, name if name.startswith("other") else None)
+    assert (files.text is not None, files.template) == (True, None)
+    assert "cannot be read: it is not UTF-8 text" in files.notes[-1]
+
+
+def test_a_template_is_read_as_utf_8_whatever_the_locale(tmp_path, qwen_like, monkeypatch):
+    monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "ascii")
+    directory = tmp_path / "chinese"
+    directory.mkdir()
+    (directory / "tokenizer.json").write_bytes(qwen_like.to_str().encode())
+    (directory / "chat_template.jinja").write_bytes("你好{{ messages }}".encode())
+    assert read_files(directory).template is not None
+
+
 def test_loading_says_why_not_tiktoken(qwen_like):
     tokenizer = json.loads(qwen_like.to_str())
     tokenizer["normalizer"] = {"type": "NFKC"}

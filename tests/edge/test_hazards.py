@@ -142,6 +142,10 @@ MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
             for path in (TEXT, GENERATE, MESSAGES, RESPONSES, API_CHAT)
         ),
         *((path, {"repetition_penalty": 0}) for path in (CHAT, TEXT, GENERATE)),
+        *((path, {"repetition_penalty": 1e-46}) for path in (CHAT, TEXT, GENERATE)),
+        *((CHAT, {"repetition_penalty": value}) for value in ("0", " 0.0", "1e-999", 1e-12)),
+        *((path, {"temperature": 1e39}) for path in (CHAT, GENERATE, MESSAGES, API_CHAT)),
+        *((CHAT, {"temperature": value}) for value in ("1e999", "1e39", "-1e39")),
         *((path, {"top_k": 2**31}) for path in (CHAT, TEXT, GENERATE, MESSAGES, API_CHAT)),
         (CHAT, {"top_k": 1e10}),
         (CHAT, {"top_k": "2147483648"}),

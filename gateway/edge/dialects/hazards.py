@@ -61,16 +61,35 @@ def check_numbers(params: Mapping[str, Any], *, native: bool = False) -> None:
             if number is not None and not -most <= number < most:
                 msg = f"{field} must be below {most}"
                 raise Invalid(msg, field)
-        elif isinstance(value, str) and value.strip().lower().lstrip("+-") in NOT_FINITE:
+            continue
+        real = _real(value)
+        if real is None:  # the engine's own reader refuses it
+            continue
+        if not abs(real) <= LARGEST:
             msg = f"{field} must be a finite number"
             raise Invalid(msg, field)
-        elif field == "repetition_penalty" and value == 0:
+        if field == "repetition_penalty" and 0 <= real < LEAST_DIVISOR:
             msg = f"{field} must be above 0"  # the engine divides by it
             raise Invalid(msg, field)
 
 
-NOT_FINITE: Final = {"nan", "inf", "infinity"}
-"""As Python and pydantic read them; JSON itself has no such numbers."""
+LARGEST: Final = 3.4028234663852886e38
+"""The largest number of 32 bits: the engine's tensors have such, and what is above is infinite there."""
+
+LEAST_DIVISOR: Final = 1e-6
+"""What is far smaller is 0 in 32 bits; and scores of some dozens, divided by this and by the least
+temperature that the engine divides by (1e-6 too), are still numbers."""
+
+
+def _real(value: object) -> float | None:
+    """A number as pydantic reads it, in quotes too; None where it is none."""
+    if not isinstance(value, str | int | float):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
 
 LONGEST_PATTERN: Final = 1_000
 """Characters. People write a few dozen; a thousand are parsed in a millisecond."""

@@ -12,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.edge.dialects import Invalid, guard
+from gateway.edge.dialects.patterns import may_not_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,9 +95,6 @@ def _real(value: object) -> float | None:
 LONGEST_PATTERN: Final = 1_000
 """Characters. People write a few dozen; a thousand are parsed in a millisecond."""
 
-_REPEATED_REPEAT: Final = re.compile(r"(?<!\\)\([^()]*[+*}][^()]*(?<!\\)\)[+*{]")
-"""A repeat within a repeated group, such as (a+)+: twice as many ways to try with each character."""
-
 
 def check_stop_pattern(params: Mapping[str, Any]) -> None:
     """`stop_regex`, which the scheduler searches for with Python's backtracking matcher after each
@@ -109,8 +107,11 @@ def check_stop_pattern(params: Mapping[str, Any]) -> None:
         if not isinstance(pattern, str) or len(pattern) > LONGEST_PATTERN:
             msg = f"{field} must be a pattern of at most {LONGEST_PATTERN} characters, or a list of them"
             raise Invalid(msg, field)
-        if _REPEATED_REPEAT.search(pattern):
-            msg = f"{field} repeats a group that has a repeat in it, which may search for ever"
+        if may_not_end(pattern):
+            msg = (
+                f"{field} repeats a group that has a repeat, a `?` or alike alternatives in it, which may "
+                "search for ever; write it without that"
+            )
             raise Invalid(msg, field)
         try:
             with warnings.catch_warnings(

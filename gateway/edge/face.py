@@ -78,6 +78,13 @@ ENDED: Final = 0.05
 """The part of all connections that is ended at once, where so many are idle: the next search is some
 connections away."""
 
+REFUSED_S: Final = 1.0
+"""How long one that was told that there are too many is listened to: to close with bytes unread sends a
+reset, which overtakes the words. A client sends its request as soon as it is connected."""
+
+MOST_REFUSED: Final = 32
+"""Such connections at once, a quarter of the files beside those of clients: one more is closed at once."""
+
 URI_TOO_LONG: Final = 414
 HEADERS_TOO_LARGE: Final = 431
 
@@ -110,10 +117,12 @@ class Face(web.Server):
         super().__init__(handler, request_factory=cors.asked, **options)
         self._most = most
         self._looked_at = -math.inf
+        self.refused: set[RequestHandler] = set()
+        """Connections that were told so and are listened to for a moment yet."""
 
     def has_room(self, newcomer: RequestHandler) -> bool:
         """Whether there is room for a connection that has just come; made where that can be."""
-        if len(self._connections) <= self._most:
+        if len(self._connections) - len(self.refused) <= self._most:
             return True
         now = self._loop.time()
         if now < self._looked_at + LOOK_S:
@@ -227,18 +236,35 @@ class _Talk(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if isinstance(self._manager, Face) and not self._manager.has_room(self):
-            transport.write(_too_many())  # type: ignore[attr-defined]  # a stream's
-            self.force_close()
+            self._refuse(transport, self._manager)  # type: ignore[arg-type]  # a stream's
             return
         sock = transport.get_extra_info("socket")
         for name, value in KEEPALIVE:
             if sock is not None and (option := getattr(socket, name, None)) is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
+    def _refuse(self, transport: asyncio.Transport, face: Face) -> None:
+        """One too many: told so, and let go once it has heard that."""
+        transport.write(_too_many())
+        if len(face.refused) >= MOST_REFUSED or not transport.can_write_eof():
+            self.force_close()
+            return
+        transport.write_eof()
+        self.close()  # what comes is read, and dropped
+        face.refused.add(self)
+        self._loop.call_later(REFUSED_S, self.force_close)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if isinstance(self._manager, Face):
+            self._manager.refused.discard(self)
+        super().connection_lost(exc)
+
     @property
     def is_open(self) -> bool:
         """Whether it is not on its way out."""
-        return self.transport is not None and not self.transport.is_closing()
+        manager, transport = self._manager, self.transport
+        refused = isinstance(manager, Face) and self in manager.refused
+        return not refused and transport is not None and not transport.is_closing()
 
     @property
     def is_idle(self) -> bool:
@@ -258,7 +284,8 @@ class _Talk(RequestHandler):
             self.transport is None or self.transport.get_extra_info("sslcontext") is not None
         )
         started = request is not None and request.writer.output_size > 0
-        if idle or encrypted or started or len(self._messages) > (request is None):
+        refused = isinstance(self._manager, Face) and self in self._manager.refused
+        if idle or encrypted or started or refused or len(self._messages) > (request is None):
             return None  # gone
         self.close()  # after the answer: no other request can come
         self._ask_again(0)

@@ -82,6 +82,82 @@ async def test_where_all_are_busy_one_more_is_told(three, peers) -> None:
     rig.handled = 3
 
 
+async def _full(rig, peers: list[Peer]) -> tuple[asyncio.Event, list[Peer]]:
+    """Three clients whose requests run until the event is set."""
+    hold = asyncio.Event()
+    rig.engine.default = Behaviour(tokens=1, hold=hold)
+    busy = [await _connected(rig, peers) for _ in range(3)]
+    for peer in busy:
+        await peer.send(request(CHAT, chat(max_tokens=1)))
+    await rig.engine.arrived(3)
+    return hold, busy
+
+
+async def _said(sock: socket.socket) -> bytes:
+    """All that comes on a connection, to its end."""
+    data = b""
+    while more := await asyncio.get_running_loop().sock_recv(sock, 65536):
+        data += more
+    return data
+
+
+async def test_one_more_that_has_sent_its_request_already_is_told_as_well(three, peers) -> None:
+    """A connection that is closed with bytes unread ends in a reset, which overtakes the answer."""
+    rig = three
+    hold, busy = await _full(rig, peers)
+    server = rig.app._runners[0].server
+    with socket.create_connection(("127.0.0.1", rig.port)) as late:
+        late.sendall(request(CHAT, chat(words=2000)))  # before the gate has looked at it
+        late.setblocking(False)
+        assert (await _said(late)).startswith(b"HTTP/1.1 503 ")
+        await asyncio.get_running_loop().sock_sendall(late, b"x" * 1_000)  # it is still listened to
+        assert len(server._connections) == 4
+        hold.set()
+        assert [await _answered(peer) for peer in busy] == [200] * 3
+    await rig.until(lambda: len(server._connections) == 3)
+    assert not server.refused
+    rig.handled = 3
+
+
+async def test_nobody_is_listened_to_for_long_or_where_many_are(
+    three, peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(face, "REFUSED_S", 0.1)
+    rig = three
+    hold, busy = await _full(rig, peers)
+    server = rig.app._runners[0].server
+    with socket.create_connection(("127.0.0.1", rig.port)) as silent:
+        silent.setblocking(False)
+        assert (await _said(silent)).startswith(b"HTTP/1.1 503 ")
+        await rig.until(lambda: len(server._connections) == 3)
+    monkeypatch.setattr(face, "MOST_REFUSED", 0)
+    monkeypatch.setattr(face, "REFUSED_S", 3600.0)
+    with socket.create_connection(("127.0.0.1", rig.port)) as one_too_many:
+        one_too_many.setblocking(False)
+        assert (await _said(one_too_many)).startswith(b"HTTP/1.1 503 ")
+        await rig.until(lambda: len(server._connections) == 3)
+    hold.set()
+    assert [await _answered(peer) for peer in busy] == [200] * 3
+    rig.handled = 3
+
+
+async def test_who_is_told_takes_nobodys_room(three, peers) -> None:
+    rig = three
+    hold, busy = await _full(rig, peers)
+    server = rig.app._runners[0].server
+    with socket.create_connection(("127.0.0.1", rig.port)) as late:
+        late.setblocking(False)
+        assert (await _said(late)).startswith(b"HTTP/1.1 503 ")
+        busy[0].writer.close()
+        await rig.until(lambda: len(server._connections) == 3)
+        fourth = await _connected(rig, peers)
+        hold.set()
+        await fourth.send(request(CHAT, chat(max_tokens=1)))
+        assert await _answered(fourth) == 200
+    assert [await _answered(peer) for peer in busy[1:]] == [200] * 2
+    rig.handled = 4
+
+
 async def test_a_gate_without_open_files_waits_and_blames_nobody(rig, monkeypatch) -> None:
     """Class E: one client's idle connections took all files, and its server was said to have died:
     every running answer was cut."""

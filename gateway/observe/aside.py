@@ -11,6 +11,7 @@ in its last `background.GATHER_S`.
 from __future__ import annotations
 
 import os
+import select
 from typing import TYPE_CHECKING
 
 from gateway.observe.background import Background
@@ -82,4 +83,11 @@ class Aside:
     def _put(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[os.write(self._fd, view) :]
+            try:
+                view = view[os.write(self._fd, view) :]
+            except (
+                BlockingIOError
+            ):  # whoever else has this file has said that nobody is to wait for it
+                room = select.poll()
+                room.register(self._fd, select.POLLOUT)
+                room.poll()

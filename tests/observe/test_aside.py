@@ -65,6 +65,20 @@ def test_lines_come_out_in_order_and_whole(pipe: Pipe) -> None:
     assert pipe.told == []
 
 
+def test_a_file_that_another_process_made_non_blocking_is_waited_for_too(pipe: Pipe) -> None:
+    """A terminal's file is shared: what one program says of it holds for all."""
+    os.set_blocking(pipe.stream.fileno(), False)
+    said = [f"{number} {'x' * 100}" for number in range(3_000)]  # five times what a pipe holds
+    for line in said:
+        pipe.log.write(line + "\n")
+    closed = threading.Thread(target=lambda: (pipe.log.close(30), pipe.stream.close()))
+    closed.start()
+    got = pipe.rest()
+    closed.join(30)
+    assert got == said
+    assert pipe.told == []
+
+
 def test_a_lone_surrogate_is_no_end_of_the_log(pipe: Pipe) -> None:
     pipe.log.write("\ud800\n")
     pipe.log.write("next\n")

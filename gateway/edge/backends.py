@@ -94,14 +94,15 @@ class Fleet:
 
     async def settled(self, backends: Collection[Backend]) -> bool:
         """Whether one of `backends` is ready; while that is a matter of moments, when it is known."""
-        until = asyncio.get_running_loop().time() + DOUBT_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                while not any(one.ready for one in backends):
-                    if not any(one.expected for one in backends):
-                        return False
+        loop = asyncio.get_running_loop()
+        until = loop.time() + DOUBT_S
+        while not (ready := any(one.ready for one in backends)):
+            if loop.time() >= until or not any(one.expected for one in backends):
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
                     await self._news.wait()
-        return any(one.ready for one in backends)
+        return ready
 
     def for_model(self, model: str | None) -> list[Backend]:
         """Servers that may run a request: those that serve its model, else all.
@@ -157,6 +158,7 @@ class Fleet:
                 backend.policy = wanted[backend.name]
             elif not backend.leaving:
                 backend.leaving, backend.ready = True, False
+                self._turn(backend)
                 task = spawn(self._leave(backend), f"leave {backend.name}")
                 self._leaving[backend.name] = task
         added = [self._make(one, keys) for name, one in wanted.items() if name not in self.backends]

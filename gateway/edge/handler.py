@@ -170,6 +170,9 @@ class DataPlane:
         if every_s is not None and work.intent.stream and work.intent.kind is not Kind.GENERATE:
             trip.heart.set(every_s, trip.headers(), trip.id, self._places, work.intent.model)
         trip.heart.beat()
+        named = [self._fleet.backends.get(pool.backend) for pool in ticket.pools]
+        # One may have come into doubt while its prompt was counted. Who is away then, the gate tells.
+        await self._fleet.settled([one for one in named if one is not None])
         lease = self._gate.admit(ticket, grace_s=limits.release_grace_s)
         lease.rest = partial(at_rest, trip.request, work)
         async with lease:

@@ -4,10 +4,11 @@ reason to send everybody away."""
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from gateway.edge import backend
+from gateway.edge import backend, counting
 from gateway.upstream import watch
 from tests.edge.rig import chat
 from tests.fakes.behaviour import Behaviour
@@ -70,4 +71,41 @@ async def test_who_leaves_meanwhile_leaves_nothing(silent) -> None:
     await silent.until(lambda: len(way._tasks) == 1)
     waits.cancel()
     await silent.until(lambda: not way._tasks)
+    silent.handled = 2
+
+
+async def test_a_doubt_that_comes_while_a_prompt_is_counted_turns_nobody_away_either(
+    rig, monkeypatch
+) -> None:
+    rig.engine.default = Behaviour(tokens=1)
+    count = counting.count
+    cuts = [Behaviour(tokens=3, reset_at=2)]
+
+    async def counted(*args: Any) -> Any:
+        found = await count(*args)
+        if cuts:
+            rig.engine.queue.append(cuts.pop())
+            await rig.chat(stream=True, max_tokens=3)
+            assert not rig.app.fleet.any_ready, "it is being asked"
+        return found
+
+    monkeypatch.setattr(counting, "count", counted)
+    assert (await rig.chat(max_tokens=1)).status == 200
+    rig.handled = 2
+
+
+async def test_who_waits_for_a_server_that_is_taken_out_hears_so_at_once(
+    silent, monkeypatch
+) -> None:
+    monkeypatch.setattr(backend, "DOUBT_S", 60.0)
+    monkeypatch.setattr("gateway.edge.backends.DOUBT_S", 60.0)
+    silent.app.fleet.backends["gpu0"]._expected_until += 60.0
+    waits = asyncio.ensure_future(silent.chat(max_tokens=1))
+    await silent.until(lambda: len(silent.app.data.under_way._tasks) == 1)
+    policy = silent.app.policy
+    silent.app.fleet.adopt(policy.model_copy(update={"backends": ()}), {})
+    async with asyncio.timeout(5):
+        got = await waits
+    assert (got.status, got.code) == (503, "no_backend")
+    silent.app.fleet.backends["gpu0"].leaving = False
     silent.handled = 2

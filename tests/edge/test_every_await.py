@@ -16,7 +16,7 @@ import aiohttp
 import aiohttp.http_writer
 import pytest
 
-from gateway.edge import handler, heartbeat, reaper, wire
+from gateway.edge import counting, handler, heartbeat, reaper, wire
 from gateway.upstream import watch
 from tests.edge.awaits import awaits, places
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat, request
@@ -314,6 +314,11 @@ class Doubted(Situation):
     """Its server is being asked whether it lives, and will have said so in a moment."""
 
     async def ask(self, rig) -> None:
+        self.doubt(rig)
+        await super().ask(rig)
+        await rig.until(lambda: rig.app.fleet.backends["gpu0"].ready)
+
+    def doubt(self, rig) -> None:
         fleet = rig.app.fleet
         server = fleet.backends["gpu0"]
         server.ready, server._expected_until = False, asyncio.get_running_loop().time() + 9
@@ -323,8 +328,25 @@ class Doubted(Situation):
             fleet._turn(server)
 
         asyncio.get_running_loop().call_later(0.01, it_lives)
-        await super().ask(rig)
-        await rig.until(lambda: server.ready)
+
+
+class DoubtedMeanwhile(Doubted):
+    """... and that began while the prompt was counted."""
+
+    async def ask(self, rig) -> None:
+        count = counting.count
+
+        async def counted(*args: Any) -> Any:
+            found = await count(*args)
+            self.doubt(rig)
+            return found
+
+        counting.count = counted
+        try:
+            await Situation.ask(self, rig)
+        finally:
+            counting.count = count
+        await rig.until(lambda: rig.app.fleet.backends["gpu0"].ready)
 
 
 class Bounded(Situation):
@@ -355,6 +377,7 @@ SITUATIONS = [
     BrokenBeforeItsAnswer,
     Counting,
     Doubted,
+    DoubtedMeanwhile,
     Bounded,
 ]
 

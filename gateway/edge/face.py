@@ -74,10 +74,6 @@ TOO_MANY_HEADERS: Final = "Too many headers received"
 LOOK_S: Final = 0.1
 """Between two searches for idle connections: one takes a millisecond where there are ten thousand."""
 
-ENDED: Final = 0.05
-"""The part of all connections that is ended at once, where so many are idle: the next search is some
-connections away."""
-
 REFUSED_S: Final = 1.0
 """How long one that was told that there are too many is listened to: to close with bytes unread sends a
 reset, which overtakes the words. A client sends its request as soon as it is connected."""
@@ -117,6 +113,9 @@ class Face(web.Server):
         super().__init__(handler, request_factory=cors.asked, **options)
         self._most = most
         self._looked_at = -math.inf
+        self._idle: list[
+            _Talk
+        ] = []  # at the last search; the one that is idle for longest at the end
         self.refused: set[RequestHandler] = set()
         """Connections that were told so and are listened to for a moment yet."""
 
@@ -124,19 +123,25 @@ class Face(web.Server):
         """Whether there is room for a connection that has just come; made where that can be."""
         if len(self._connections) - len(self.refused) <= self._most:
             return True
-        now = self._loop.time()
-        if now < self._looked_at + LOOK_S:
-            return False
-        self._looked_at = now
-        others = [
-            one
-            for one in self._connections
-            if isinstance(one, _Talk) and one.is_open and one is not newcomer
-        ]
-        idle = sorted((one for one in others if one.is_idle), key=lambda one: one.idle_until)
-        for one in idle[: max(1, int(self._most * ENDED))]:
-            one.force_close()
-        return bool(idle) or len(others) < self._most
+        now, others = self._loop.time(), len(self._connections)
+        if now >= self._looked_at + LOOK_S:
+            self._looked_at = now
+            others = self._look(newcomer)
+        while self._idle:
+            one = self._idle.pop()
+            if one.is_open and one.is_idle:
+                one.force_close()
+                return True
+        return others < self._most
+
+    def _look(self, newcomer: RequestHandler) -> int:
+        """Search for those that are idle, which makes room until the next search; how many are open."""
+        talks = [one for one in self._connections if isinstance(one, _Talk) and one is not newcomer]
+        others = [one for one in talks if one.is_open]
+        idle = (one for one in others if one.is_idle)
+        self._idle = sorted(idle, key=lambda one: one.idle_until, reverse=True)
+        self._loop.call_later(LOOK_S, self._idle.clear)  # it would keep those that have gone
+        return len(others)
 
     def __call__(self) -> RequestHandler:
         """The handler of one connection."""

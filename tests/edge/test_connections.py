@@ -63,6 +63,27 @@ async def test_the_one_that_is_idle_for_longest_makes_room(three, peers) -> None
     rig.handled = 5
 
 
+async def test_as_many_as_come_at_once_find_room_where_as_many_are_idle(
+    three, peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One search does for all of them."""
+    monkeypatch.setattr(face, "LOOK_S", 0.1)
+    rig = three
+    rig.engine.default = Behaviour(tokens=1)
+    old = [await _connected(rig, peers) for _ in range(3)]
+    came = [socket.create_connection(("127.0.0.1", rig.port)) for _ in range(3)]
+    for sock in came:
+        sock.sendall(request(CHAT, chat(max_tokens=1)))
+        sock.setblocking(False)
+    for sock in came:
+        with sock:
+            answer = await asyncio.get_running_loop().sock_recv(sock, 65536)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+    assert [await peer.rest() for peer in old] == [b""] * 3
+    await rig.until(lambda: not rig.app._runners[0].server._idle, within_s=5)
+    rig.handled = 3
+
+
 async def test_where_all_are_busy_one_more_is_told(three, peers) -> None:
     rig = three
     hold = asyncio.Event()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from gateway.core.appetite import appetite, steady
 from gateway.core.envelope import LEAST_SHARE
 from gateway.core.model import Granted, Outcome, Refused, Release, Released
+from gateway.tasks import TICK_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -348,8 +349,7 @@ class Gate:
         return self.core.quotas(rules, self.now())
 
     def now(self) -> float:
-        """The clock of every decision: the loop's. Asked once for each; to find the loop is a system
-        call, and a decision asks seven times."""
+        """The clock of every decision: the loop's, which is a system call to find."""
         if self._clock is None:
             self._clock = asyncio.get_running_loop().time
         return self._clock()
@@ -381,15 +381,15 @@ class Gate:
             self._idle.set()
 
     def _set_timer(self) -> None:
-        """Wake in time. A timer that is too early is left to find that out by itself: nearly every
-        request sets one and is over long before it."""
+        """Wake in time, in a millisecond at the soonest. One that is too early is left to find that out."""
         wake, at = self.core.next_wakeup(), self._timer_at
         if wake is None or (at is not None and at <= wake):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = wake
-        self._timer = asyncio.get_running_loop().call_at(wake, self._tick)
+        at = max(wake, self.now() + TICK_S)
+        self._timer = asyncio.get_running_loop().call_at(at, self._tick)
 
     def _tick(self) -> None:
         self._timer = self._timer_at = None

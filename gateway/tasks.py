@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+TICK_S = 0.001
+"""uvloop's clock counts milliseconds: a timer of a fraction of one, or a rounding error ahead of the clock,
+is called at once and too early, again and again until the next one begins."""
+
 LATE_S = 1.0
 """A timer that comes so much later than it was due: this process stood still, or its machine (stopped,
 moved, swapped out, asleep), or the loop was held up. What came meanwhile lies unread in the sockets."""

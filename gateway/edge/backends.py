@@ -94,6 +94,8 @@ class Fleet:
 
     async def settled(self, backends: Collection[Backend]) -> bool:
         """Whether one of `backends` is ready; while that is a matter of moments, when it is known."""
+        if any(one.ready for one in backends):  # nearly always
+            return True
         loop = asyncio.get_running_loop()
         until = loop.time() + DOUBT_S
         while not (ready := any(one.ready for one in backends)):

@@ -51,3 +51,29 @@ def test_timers_that_have_fired_are_set_anew() -> None:
         return core.view(gate.now()).pools[0].kv.reserved
 
     assert uvloop.run(life()) == 0
+
+
+def test_a_timer_that_is_a_rounding_error_ahead_is_not_called_again_and_again() -> None:
+    """133 ms after a whole millisecond are 4e-12 s more than a whole millisecond."""
+
+    async def life() -> int:
+        loop = asyncio.get_running_loop()
+        core = Admission(QueueRule(), now=loop.time())
+        gate = Gate(core, listener=lambda _: None, on_abandon=lambda _: None)
+        ticks = 0
+        tick = gate._tick
+
+        def counted() -> None:
+            nonlocal ticks
+            ticks += 1
+            tick()
+
+        gate._tick = counted  # type: ignore[method-assign]
+        due = loop.time() + 0.005 + 4e-12
+        core.next_wakeup = lambda: due if loop.time() < due + 0.002 else None  # type: ignore[method-assign]
+        core.advance = lambda _now: []  # type: ignore[method-assign]
+        gate._set_timer()
+        await asyncio.sleep(0.02)
+        return ticks
+
+    assert uvloop.run(life()) <= 5

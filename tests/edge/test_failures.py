@@ -68,7 +68,7 @@ async def backend_of(rig) -> Any:
 async def test_a_client_whose_requests_fail_where_others_are_served_cools_down(
     start, how: Behaviour, stream: bool
 ) -> None:
-    policy = CLIENTS | {"limits": {"first_byte_s": 0.1, "answer_s": 0.1, "idle_s": 0.1}}
+    policy = CLIENTS | {"limits": {"first_byte_s": 0.4, "answer_s": 0.4, "idle_s": 0.4}}
     async with start(policy) as rig:
         rig.engine.script = fails_for_some(how)
         for _ in range(FAILURES):

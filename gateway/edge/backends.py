@@ -94,12 +94,11 @@ class Fleet:
 
     async def settled(self, backends: Collection[Backend]) -> bool:
         """Whether one of `backends` is ready; while that is a matter of moments, when it is known."""
-        if any(one.ready for one in backends):  # nearly always
-            return True
-        loop = asyncio.get_running_loop()
-        until = loop.time() + DOUBT_S
-        while not (ready := any(one.ready for one in backends)):
-            if loop.time() >= until or not any(one.expected for one in backends):
+        until: float | None = None
+        while not (ready := any(one.ready for one in backends)):  # nearly never
+            now = asyncio.get_running_loop().time()
+            until = now + DOUBT_S if until is None else until
+            if now >= until or not any(one.expected for one in backends):
                 break
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):

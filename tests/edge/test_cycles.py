@@ -100,3 +100,22 @@ async def test_so_is_one_whose_client_left(rig, trips, stream: bool) -> None:
         peer.reset()
     rig.handled = len(trips)
     await rig.until(lambda: all(trip() is None for trip in trips))
+
+
+async def test_a_running_answer_keeps_nothing_of_what_was_sent_and_tells_that_its_server_lives(
+    rig,
+) -> None:
+    """A body may have a megabyte, and its answer last for minutes; each piece is a sign of life."""
+    assert (await rig.chat(max_tokens=1)).status == 200  # a kept connection: what may be sent again
+    hold = asyncio.Event()
+    rig.engine.default = Behaviour(tokens=3, hold=hold, hold_at=2)
+    asked = asyncio.ensure_future(rig.chat(max_tokens=3, stream=True))
+    await rig.until(lambda: len(rig.engine.seen) == 2 and rig.engine.seen[1].events == 2)
+    (flight,) = rig.app.reaper._running.values()
+    await rig.until(lambda: flight.reply.status == 200)
+    assert (flight.reply._resend, flight.reply._on_write) == (None, None)
+    watch = rig.app.fleet.backends["gpu0"].watch
+    watch._bytes_at = before = 0.0
+    hold.set()
+    assert (await asked).status == 200
+    assert watch._bytes_at > before

@@ -172,7 +172,7 @@ class Relay:
             self._learn(tap, reply)
             await self._break(out, error, tap)
         self._engine_is_done(tap, reply)
-        if not _complete(tap):
+        if not self._complete(tap):
             # The server closed in good order, but the mark of a complete answer never came.
             await self._write(out, self._in_band(_INCOMPLETE, tap))
         await out.write_eof()
@@ -192,7 +192,7 @@ class Relay:
         refused = BAD_REQUEST <= reply.status < SERVER_ERROR  # the client's mistake, in any shape
         if facts.error is not None and not refused:
             outcome, reason = Outcome.FAILED, "the engine ended it with an error"
-        elif self._shape_is_stream(reply) and not _complete(facts):
+        elif self._shape_is_stream(reply) and not self._complete(facts):
             outcome, reason = Outcome.FAILED, "the answer ended without its end mark"
         elif reply.status >= SERVER_ERROR:
             outcome, reason = Outcome.FAILED, f"the engine answered {reply.status}"
@@ -207,6 +207,13 @@ class Relay:
         self.failed = outcome is Outcome.FAILED and not asked_badly
         self._trip.ended(outcome, reason)
         self._lease.end(outcome)
+
+    def _complete(self, facts: Facts) -> bool:
+        """Whether an answer was given to its end: by the finish reasons of all its sequences, or by an
+        error that the client has seen. The mark [DONE] comes after both."""
+        done = isinstance(facts, SseTap) and facts.done
+        ended = len(facts.finish_reasons) >= self._intent.prompts * self._intent.n
+        return done or ended or facts.error is not None
 
     def _shape_is_stream(self, reply: Reply) -> bool:
         return reply.status == OK and reply.is_events
@@ -369,13 +376,6 @@ _COMPARED = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.GENERATE, Kind.MESSAGES}
 _INCOMPLETE = replies.Fault(
     502, "upstream_error", "the server ended the answer without its end mark: it is not complete"
 )
-
-
-def _complete(facts: Facts) -> bool:
-    """Whether an answer was given to its end: by its finish reasons, or by an error that the client
-    has seen. The mark [DONE] comes after both."""
-    done = isinstance(facts, SseTap) and facts.done
-    return done or bool(facts.finish_reasons) or facts.error is not None
 
 
 async def _read_out(reply: Reply) -> bool:

@@ -242,3 +242,47 @@ async def test_an_answer_of_several_sequences_ends_with_its_last(world, path: st
         assert rig.records[0]["output_tokens"] == 4 * seen.job.sequences
         if path == "/generate":
             assert len(got.json()) == 2
+
+
+def ended(index: int, **fields) -> bytes:
+    """The last event of one sequence."""
+    choice = {"index": index, "finish_reason": "stop", **fields}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def generated(index: int, reason: str | None) -> bytes:
+    meta = {"prompt_tokens": 3, "completion_tokens": 1, "finish_reason": reason and {"type": reason}}
+    return b"data: " + json.dumps({"text": "w", "meta_info": meta, "index": index}).encode() + b"\n\n"
+
+
+# What is asked in several sequences, and the event with which each of them ends.
+SEVERAL = [
+    pytest.param(CHAT, chat(5, n=3, stream=True), lambda at: ended(at, delta={}), id="L10-cut-chat"),
+    pytest.param(
+        TEXT,
+        {"prompt": ["a", "b", "c"], "stream": True},
+        lambda at: ended(at, text="w"),
+        id="L10-cut-prompts",
+    ),
+    pytest.param(
+        "/generate",
+        {"text": ["a", "b", "c"], "stream": True},
+        lambda at: generated(at, "stop"),
+        id="L10-cut-generate",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "end"), SEVERAL)
+async def test_an_answer_is_not_complete_because_one_of_its_sequences_is(
+    world, path: str, body, end
+) -> None:
+    """The server closes in good order, but for some sequences without the reason of their end."""
+    async with world() as rig:
+        for sequences in (1, 2, 3):
+            events_ = [end(at) for at in range(sequences)]
+            rig.engine.default = Behaviour(raw=SSE + b"".join(events_))
+            got = await rig.post(path, body)
+            whole = sequences == 3
+            assert (b'"error"' not in got.body) == whole, sequences
+            assert rig.records[0]["outcome"] == ("completed" if whole else "failed")

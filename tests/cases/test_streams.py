@@ -251,13 +251,21 @@ def ended(index: int, **fields) -> bytes:
 
 
 def generated(index: int, reason: str | None) -> bytes:
-    meta = {"prompt_tokens": 3, "completion_tokens": 1, "finish_reason": reason and {"type": reason}}
-    return b"data: " + json.dumps({"text": "w", "meta_info": meta, "index": index}).encode() + b"\n\n"
+    meta = {
+        "prompt_tokens": 3,
+        "completion_tokens": 1,
+        "finish_reason": reason and {"type": reason},
+    }
+    return (
+        b"data: " + json.dumps({"text": "w", "meta_info": meta, "index": index}).encode() + b"\n\n"
+    )
 
 
 # What is asked in several sequences, and the event with which each of them ends.
 SEVERAL = [
-    pytest.param(CHAT, chat(5, n=3, stream=True), lambda at: ended(at, delta={}), id="L10-cut-chat"),
+    pytest.param(
+        CHAT, chat(5, n=3, stream=True), lambda at: ended(at, delta={}), id="L10-cut-chat"
+    ),
     pytest.param(
         TEXT,
         {"prompt": ["a", "b", "c"], "stream": True},

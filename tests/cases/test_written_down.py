@@ -12,6 +12,8 @@ ROW = re.compile(
 )
 NAMED = re.compile(r'id=f?"([A-P]\d\d)|ids=\["([A-P]\d\d)|[, ]f?"([A-P]\d\d)-|\btest_([a-p]\d\d)_')
 CASES = 123
+OWN_FROM = 51
+"""Numbers from here on are reports that were found later, in the same classes."""
 
 
 def rows() -> dict[str, str]:
@@ -25,7 +27,13 @@ def named() -> set[str]:
 
 
 def test_every_case_has_its_line() -> None:
-    assert len(rows()) == CASES
+    listed = [case for case in rows() if int(case[1:]) < OWN_FROM]
+    assert len(listed) == CASES
+
+
+def test_no_number_is_given_twice() -> None:
+    lines = [case for case, _ in ROW.findall((ROOT / "docs" / "cases.md").read_text())]
+    assert len(lines) == len(set(lines))
 
 
 def test_what_is_said_to_be_tested_here_is() -> None:

@@ -243,6 +243,7 @@ async def test_a_pattern_that_may_never_end_is_refused(rig, path: str, pattern: 
         (API_CHAT, chat(logprobs=True, top_logprobs=5)),
     ],
 )
-async def test_what_clients_really_send_passes(rig, path: str, body: Any) -> None:
-    assert (await rig.post(path, body)).status == 200
-    assert len(rig.engine.seen) == 1
+async def test_what_clients_really_send_passes(start, path: str, body: Any) -> None:
+    async with start(version="0.5.23") as rig:  # the last of them, which survives all
+        assert (await rig.post(path, body)).status == 200
+        assert len(rig.engine.seen) == 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.edge import voices
-from gateway.edge.dialects import Body, Engine, Intent, Invalid, guard, hazards
+from gateway.edge.dialects import Body, Engine, Intent, Invalid, grammars, guard, hazards
 from gateway.tokens import Kind
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Messages:
     def read(self, body: Body) -> Intent:
         """See `Dialect.read`."""
         check(body)
+        grammars.check_tools(body)
         hazards.check_numbers(body)
         return Intent(
             kind=Kind.MESSAGES,

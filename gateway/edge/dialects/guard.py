@@ -16,15 +16,13 @@ and the ledger knows the same number:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from gateway.edge.dialects import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gateway.edge.dialects import Body
 
 STRIPPED: Final = (
@@ -94,16 +92,7 @@ def check(body: Body) -> None:
     if isinstance(model, str) and ":" in model:
         msg = "a model name with ':' selects an adapter, which is not allowed here"
         raise Invalid(msg, "model")
-    check_grammar(body)
     whole(body.get("min_tokens"), "min_tokens")
-
-
-def check_grammar(params: Mapping[str, Any]) -> None:
-    """An empty grammar makes generation hang for ever. Raises Invalid."""
-    for field in ("regex", "ebnf"):
-        if params.get(field) == "":
-            msg = f"{field} is empty: leave it out, or send a grammar"
-            raise Invalid(msg, field)
 
 
 def strip(body: Body) -> Body:

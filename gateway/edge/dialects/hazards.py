@@ -17,7 +17,6 @@ from gateway.edge.dialects.patterns import may_not_end
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.edge.dialects import Body
 
 MOST_TOP: Final = 256
 """Alternatives told for each token. The engine takes the k largest of a row as wide as the vocabulary
@@ -53,7 +52,7 @@ def check_numbers(params: Mapping[str, Any], *, native: bool = False) -> None:
         value = params.get(field)
         if value is None:
             continue
-        if native and isinstance(value, str):
+        if native and (isinstance(value, bool) or not isinstance(value, int | float)):
             msg = f"{field} must be a number, without quotes"
             raise Invalid(msg, field)
         if field in WHOLES:
@@ -92,6 +91,29 @@ def _real(value: object) -> float | None:
         return None
 
 
+MOST_BIASED: Final = 1_024
+"""Tokens with a bias. The scheduler writes them into a row one by one, again for each batch that it makes."""
+
+
+def check_bias(params: Mapping[str, Any], *, native: bool = False) -> None:
+    """`logit_bias`: it is added to the scores of the whole vocabulary, and where one of them is not finite,
+    in 32 bits, the scheduler ends (0.5.17, at a number of 1e39 or a text). Raises Invalid.
+    """
+    field = "logit_bias"
+    given = params.get(field)
+    if given is None:
+        return
+    if not isinstance(given, dict) or len(given) > MOST_BIASED:
+        msg = f"{field} must be an object of token ids with numbers, {MOST_BIASED:,} at most"
+        raise Invalid(msg, field)
+    for value in given.values():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        real = _real(value) if number or not native else None
+        if real is None or not abs(real) <= LARGEST:
+            msg = f"{field} must have finite numbers"
+            raise Invalid(msg, field)
+
+
 LONGEST_PATTERN: Final = 1_000
 """Characters. People write a few dozen; a thousand are parsed in a millisecond."""
 
@@ -121,14 +143,6 @@ def check_stop_pattern(params: Mapping[str, Any]) -> None:
         except (re.error, RecursionError, OverflowError):
             msg = f"{field} is no regular expression of Python's"
             raise Invalid(msg, field) from None
-
-
-def check_format(body: Body) -> None:
-    """`response_format` is an object: of a text or a list the engine answers 500. Raises Invalid."""
-    given = body.get("response_format")
-    if given is not None and not isinstance(given, dict):
-        msg = 'response_format must be an object, such as {"type": "json_object"}'
-        raise Invalid(msg, "response_format")
 
 
 SAMPLING: Final = frozenset(
@@ -170,6 +184,7 @@ def check_sampling(params: Mapping[str, Any]) -> None:
     check_names(params)
     check_stop_pattern(params)
     check_numbers(params, native=True)
+    check_bias(params, native=True)
     stop = params.get("stop")
     texts = stop if isinstance(stop, list) else [stop]
     if stop is not None and not all(isinstance(text, str) for text in texts):

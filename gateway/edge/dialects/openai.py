@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gateway.edge import voices
-from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard, hazards
+from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, grammars, guard, hazards
 from gateway.tokens import Kind
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ class Chat:
             if (value := guard.cap(body.get(field), field, zero_is_unset=True)) is not None
         ]
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
-        hazards.check_format(body)
+        grammars.check(body, "regex", "ebnf")
+        grammars.check_format(body)
+        grammars.check_tools(body)
+        hazards.check_bias(body)
         hazards.check_stop_pattern(body)
         hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
@@ -86,7 +89,9 @@ class Text:
         if body.get("prompt") is None:
             raise Invalid("prompt is missing", "prompt")
         hazards.check_top(body.get("logprobs"), "logprobs")
-        hazards.check_format(body)
+        grammars.check(body, "regex", "ebnf", "json_schema")
+        grammars.check_format(body)
+        hazards.check_bias(body)
         hazards.check_stop_pattern(body)
         hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.edge import voices
-from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard, hazards
+from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, grammars, guard, hazards
 from gateway.tokens import Kind
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Responses:
         if not body.get("input"):
             raise Invalid("input is missing", "input")
         _check_tools(body.get("tools"))
+        grammars.check_tools(body)
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
         hazards.check_numbers(body)
         cap = guard.cap(body.get(CAP), CAP, zero_is_unset=False)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gateway.edge import voices
-from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard, hazards
+from gateway.edge.dialects import (
+    FIRST,
+    Body,
+    Engine,
+    Intent,
+    Invalid,
+    grammars,
+    guard,
+    hazards,
+    native,
+)
 from gateway.edge.dialects.openai import RANKS_FROM
 from gateway.tokens import Kind
 
@@ -17,6 +27,13 @@ LEAST = "min_new_tokens"
 
 USUAL = 128
 """What /generate takes an absent max_new_tokens for (0.5.6-0.5.23); null means no limit there."""
+
+
+NAMED = "token_ids_logprob"
+NAMED_KILLS = ((0, 5, 14), (0, 5, 23))
+"""From, and before which version the scheduler ends where a request that names tokens to be told the
+log-probabilities of is in a batch with one that does not: it takes the list of the other for a tensor
+(sgl-project/sglang#34719; at 0.5.17 in its code, at 0.5.23 no more)."""
 
 
 class Generate:
@@ -36,14 +53,16 @@ class Generate:
         guard.check(body)
         if body.get("text") is None and body.get("input_ids") is None:
             raise Invalid("text or input_ids is missing", "text")
+        grammars.check(body, "regex", "ebnf")
         many = _params(body)
         for params in many:
-            guard.check_grammar(params)
+            grammars.check(params, "regex", "ebnf", "json_schema", "structural_tag")
             hazards.check_sampling(params)
-            guard.whole(params.get(LEAST), LEAST)
+            native.understood(params)
             if params.get("beam_width") is not None:
                 raise Invalid("beam search is not allowed through this gate", "beam_width")
         hazards.check_number(body.get("sampling_params"), _batch(body))
+        native.check_lists(body, _batch(body))
         hazards.check_top(body.get("top_logprobs_num"), "top_logprobs_num")
         caps = [guard.cap(params.get(CAP), CAP, zero_is_unset=False) for params in many]
         sent = [cap for cap in caps if cap is not None]
@@ -62,18 +81,23 @@ class Generate:
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
         """See `Dialect.write`. No prompt gets more than the cap in force."""
+        first, mended = NAMED_KILLS
+        if body.get(NAMED) and first <= engine.version < mended:
+            version = ".".join(map(str, engine.version))
+            msg = (
+                f"{NAMED} ends SGLang {version} when anything else runs beside it, so it is not sent there; "
+                "top_logprobs_num is possible"
+            )
+            raise Invalid(msg, NAMED)
         out = guard.strip(body)
         limit = grant.demand.cap
 
         def capped(params: dict[str, Any]) -> dict[str, Any]:
             own = guard.cap(params.get(CAP), CAP, zero_is_unset=False)
-            new = {**params, CAP: limit if own is None else min(own, limit)}
+            new = native.understood(params) | {CAP: limit if own is None else min(own, limit)}
             if own is None and intent.cap is not None:
                 new[CAP] = min(USUAL, limit)
-            if new.get("n") is not None:
-                new["n"] = guard.count(new["n"], "n")  # its parser takes what it is given
-            least = guard.whole(new.get(LEAST), LEAST)
-            if least is not None and least > new[CAP]:
+            if (least := new.get(LEAST)) is not None and least > new[CAP]:
                 new[LEAST] = new[CAP]
             return new
 

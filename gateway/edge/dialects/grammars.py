@@ -1,0 +1,182 @@
+"""Grammars that the engine is to follow: none that ends it, or keeps it at compiling for everybody.
+
+They are compiled within the scheduler's process, by a parser that goes as deep as the text does. At
+0.5.6 (xgrammar 0.1.27) and 0.5.17 (0.2.1) 100,000 brackets in a row, 200 kB, overrun its stack, and the
+process is gone; 3,000 nested `anyOf` are not done in half a minute. What is refused here is deeper or
+larger than anything people write. How long the rest takes to compile is not known from its text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from gateway.edge.dialects import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MOST_BYTES: Final = 256 << 10
+"""Of one grammar. A schema of 100 fields has some 3 kB, all tools of a coding agent together 64 kB; a choice
+of 10,000 words (209 kB) takes 8 s to compile."""
+
+DEEPEST: Final = 64
+"""Lists and objects within each other; a field of a field is two of them. OpenAI takes ten fields deep."""
+
+MOST_GROUPS: Final = 1_000
+"""Round brackets in a pattern or EBNF, whether they are within each other or not: what stands in quotes is
+told apart by the parser alone. 1,000 within each other compile at once in all versions; xgrammar
+0.1.27 dies of 100,000."""
+
+ANY_JSON: Final = "$$ANY$$"
+"""SGLang's own word for any JSON, where a schema is expected."""
+
+_NESTED: Final = (list, dict)
+
+
+def check(params: Mapping[str, Any], *fields: str) -> None:
+    """The grammars that are told as texts, in the fields that the route reads. Raises Invalid."""
+    for field in fields:
+        text = _text(params, field)
+        if text is None:
+            continue
+        if field in {"regex", "ebnf"}:
+            _check_pattern(text, field)
+        elif text and text != ANY_JSON:
+            schema = _parsed(text, field)
+            (_check_tag if field == "structural_tag" else _check_depth)(schema, field)
+
+
+def check_format(body: Mapping[str, Any]) -> None:
+    """`response_format` is an object: of a text or a list the engine answers 500. Raises Invalid."""
+    field = "response_format"
+    given = body.get(field)
+    if given is None:
+        return
+    if not isinstance(given, dict):
+        msg = f'{field} must be an object, such as {{"type": "json_object"}}'
+        raise Invalid(msg, field)
+    _check_size(given, field)
+    if given.get("type") == "structural_tag":
+        _check_tag(given, field)
+    else:
+        _check_depth(given, field)
+
+
+def check_tools(body: Mapping[str, Any]) -> None:
+    """Tools of which a grammar is made: where the model must call one, or keep to one strictly.
+
+    Those it may call or not are text to it, however deep. Raises Invalid.
+    """
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    must = kind not in {None, "auto", "none"} if isinstance(kind, str | None) else True
+    bound = [tool for tool in tools if must or _is_strict(tool)]
+    if bound:
+        _check_size(bound, "tools")
+        _check_depth(bound, "tools")
+
+
+def _is_strict(tool: object) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    holders = (tool, function)
+    return any(isinstance(one, dict) and bool(one.get("strict")) for one in holders)
+
+
+def _text(params: Mapping[str, Any], field: str) -> str | None:
+    """A grammar that is told as text. Of anything else the scheduler makes a key of its cache, where an
+    object or a list is a TypeError, and its end (0.5.6-0.5.17)."""
+    given = params.get(field)
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        msg = f"{field} must be a text"
+        raise Invalid(msg, field)
+    if len(given) > MOST_BYTES:
+        raise _too_large(field)
+    return given
+
+
+def _check_pattern(text: str, field: str) -> None:
+    if not text:  # generation hangs for ever
+        msg = f"{field} is empty: leave it out, or send a grammar"
+        raise Invalid(msg, field)
+    if text.count("(") > MOST_GROUPS:
+        msg = f"{field} has more than {MOST_GROUPS:,} groups"
+        raise Invalid(msg, field)
+
+
+def _parsed(text: str, field: str) -> object:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if error.msg.startswith("depth limit"):
+            raise _too_deep(field) from None
+        msg = f"{field} is not valid JSON: {error}"
+        raise Invalid(msg, field) from None
+
+
+def _check_size(given: object, field: str) -> None:
+    try:
+        size = len(orjson.dumps(given))
+    except orjson.JSONEncodeError:  # deeper than it goes, or a number of more than 64 bits
+        raise _too_deep(field) from None
+    if size > MOST_BYTES:
+        raise _too_large(field)
+
+
+def _check_depth(given: object, field: str) -> None:
+    """Level by level, so that nothing here is as deep as what is looked at."""
+    level = [given]
+    for _ in range(DEEPEST + 1):
+        level = [inner for one in level for inner in _within(one) if isinstance(inner, _NESTED)]
+        if not level:
+            return
+    raise _too_deep(field)
+
+
+def _within(one: object) -> Iterator[object]:
+    if isinstance(one, dict):
+        yield from one.values()
+    elif isinstance(one, list):
+        yield from one
+
+
+def _check_tag(given: object, field: str) -> None:
+    """A structural tag, of both forms. What is missing in one is a KeyError or an assertion in the
+    scheduler, and its end (0.5.6; sgl-project/sglang#13068)."""
+    _check_depth(given, field)
+    if isinstance(given, dict) and given.get("structures") is None:
+        if isinstance(given.get("format"), dict):
+            return
+    elif isinstance(given, dict) and _is_legacy(given["structures"], given.get("triggers")):
+        return
+    msg = (
+        f"{field} must have a format, an object; or structures, each with begin and end as texts and a "
+        "schema, and triggers, a list of texts"
+    )
+    raise Invalid(msg, field)
+
+
+def _is_legacy(structures: object, triggers: object) -> bool:
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        return False
+    return all(isinstance(trigger, str) for trigger in triggers) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("begin"), str)
+        and isinstance(one.get("end"), str)
+        and isinstance(one.get("schema"), dict | bool | None)
+        for one in structures
+    )
+
+
+def _too_large(field: str) -> Invalid:
+    return Invalid(f"{field} has more than {MOST_BYTES:,} bytes", field)
+
+
+def _too_deep(field: str) -> Invalid:
+    return Invalid(f"{field} is nested more than {DEEPEST} levels deep", field)

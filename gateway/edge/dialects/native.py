@@ -1,0 +1,55 @@
+"""Types of what /generate takes as it comes: `sampling_params`, and lists with one entry for each prompt.
+
+No reader of the engine looks at the former: a switch that is none ends its detokenizer, a text where a
+number is meant its scheduler, and everybody's answers with it. The latter it hands on as they are where
+there is a single prompt, and its scheduler compares a list with a number. All seen at a genuine 0.5.17.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.edge.dialects import Invalid, guard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.edge.dialects import Body
+
+SWITCHES: Final = (
+    *("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"),
+)
+NUMBERS: Final = ("n", "min_new_tokens", "top_k", "sampling_seed", "stream_interval")
+"""Whole ones; the cap is written anyway."""
+
+LISTED: Final = (
+    *("return_logprob", "logprob_start_len", "top_logprobs_num", "return_sampling_mask"),
+    "extra_key",
+)
+"""One value for all prompts, or a list with one for each."""
+
+
+def understood(params: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which switches are switches and numbers numbers, however they were written. Raises
+    Invalid for what is neither."""
+    out = dict(params)
+    for field in SWITCHES:
+        if params.get(field) is not None:
+            out[field] = guard.flag(params[field], field)
+    for field in NUMBERS:
+        if (number := guard.whole(params.get(field), field)) is not None:
+            out[field] = number
+    if not isinstance(params.get("custom_params"), dict | None):
+        raise Invalid("custom_params must be an object", "custom_params")
+    return out
+
+
+def check_lists(body: Body, prompts: int | None) -> None:
+    """Lists are for a list of prompts, each with one entry. `prompts` is None where there is none.
+    Raises Invalid."""
+    for field in LISTED:
+        given = body.get(field)
+        if isinstance(given, list) and len(given) != prompts:
+            one = "one prompt that is no list" if prompts is None else f"{prompts} prompts"
+            msg = f"{field} has {len(given)} entries for {one}; send one value, or one for each"
+            raise Invalid(msg, field)

@@ -62,6 +62,10 @@ HEAVY_TOKENS = 2_048
 vocabulary floats, 1.7-2.8 GiB for 2,048 rows, outside every pool (0.5.6 and 0.5.12 unchunked)."""
 
 
+EMPTY = "a prompt is empty: it has no token, and the engine can not begin with none"
+"""A batch with a sequence of no tokens ends its scheduler, and everybody's answers with it."""
+
+
 class _Unreserved(Exception):
     """The server died between the grant and the write: nothing was sent, nothing is held."""
 
@@ -376,6 +380,8 @@ class DataPlane:
     def _check(self, intent: Intent, counted: Counted) -> None:
         if not counted.prompts:
             raise Invalid("there is no prompt")
+        if not all(counted.prompts):
+            raise Invalid(EMPTY)
         if intent.heavy is not None and counted.total > HEAVY_TOKENS:
             msg = (
                 f"{intent.heavy} over a prompt of {counted.total} tokens takes memory outside the "

@@ -244,6 +244,10 @@ def _scored(body: Mapping[str, Any]) -> Request:
     rest = _texts_or_ids("items", items)
     if len(first) != 1:
         raise CountRefused("`query` must be text or a list of token ids.")
+    if not first[0] and not all(rest):  # a seam is counted between them, and nothing is there
+        raise CountRefused(
+            "`query` and an item of `items` are both empty: there is nothing to read."
+        )
     largest = max(_largest_id("query", query), _largest_id("items", items))
     return Request(prompts=(*first, *rest), largest_id=largest, shared=True, frame=SEAM, rough=True)
 

@@ -145,7 +145,6 @@ async def test_absent_caps(rig) -> None:
         ({"prompt": ["a b", "a b c d"], "n": "2"}, 12, 4),
         ({"prompt": [1, 2, 3]}, 3, 1),
         ({"prompt": [[1, 2, 3], [4]], "n": 2.0}, 8, 4),
-        ({"prompt": ""}, 0, 1),
     ],
 )
 async def test_prompt_lists_and_n_are_charged_in_full(

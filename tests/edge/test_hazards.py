@@ -247,3 +247,25 @@ async def test_what_clients_really_send_passes(start, path: str, body: Any) -> N
     async with start(version="0.5.23") as rig:  # the last of them, which survives all
         assert (await rig.post(path, body)).status == 200
         assert len(rig.engine.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TEXT, {"prompt": ""}),
+        (TEXT, {"prompt": ["a", ""]}),
+        (TEXT, {"prompt": [[1], []]}),
+        (GENERATE, {"text": ""}),
+        (GENERATE, {"text": ["", "a"]}),
+        (GENERATE, {"input_ids": [[]]}),
+        ("/v1/embeddings", {"input": ["a", ""]}),
+        ("/v1/classify", {"input": ""}),
+        ("/v1/score", {"query": "", "items": ["a", ""]}),
+        ("/v1/score", {"query": [], "items": [[1], []]}),
+    ],
+)
+async def test_a_prompt_without_a_token_is_refused(rig, path: str, body: Any) -> None:
+    """In a batch with others it ends the scheduler: sgl-project/sglang#2011."""
+    got = await rig.post(path, body)
+    assert (got.status, got.code) == (400, "invalid_request"), got.body
+    assert rig.engine.seen == []

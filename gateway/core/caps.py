@@ -113,11 +113,8 @@ def decide(
         lengths = None
     if ask.sequences > limits.slots:
         return Misfit(Code.INVALID_REQUEST, ask.sequences, limits.slots, "running requests")
-    longest_allowed = limits.max_input - 1  # the engine refuses prompt >= max_req_input_len
-    if limits.max_prompt is not None:
-        longest_allowed = min(longest_allowed, limits.max_prompt)
+    longest_allowed, what = _longest_allowed(ask, limits)
     if ask.longest > longest_allowed:
-        what = "longest prompt allowed" if longest_allowed == limits.max_prompt else "longest input"
         return Misfit(Code.CONTEXT_LENGTH_EXCEEDED, ask.longest, longest_allowed, what)
 
     kv_tokens, what_kv = limits.kv_tokens, "KV pool"
@@ -137,6 +134,17 @@ def decide(
         needed = ask.longest + floor + EDGE + limits.speculative
         return Misfit(Code.CONTEXT_LENGTH_EXCEEDED, needed, limits.context, "context")
     return _demand(ask, min(wanted, room), limits, lengths)
+
+
+def _longest_allowed(ask: Ask, limits: PoolLimits) -> tuple[int, str]:
+    """The longest prompt that may be sent, and what says so."""
+    # The engine refuses prompt >= max_req_input_len.
+    known = [(limits.max_input - 1, "longest input")]
+    if limits.max_prompt is not None:
+        known.append((limits.max_prompt, "longest prompt allowed"))
+    if ask.images and limits.max_image_prompt is not None:
+        known.append((limits.max_image_prompt, "longest prompt allowed with images in it"))
+    return min(known)
 
 
 def longest_prompt(

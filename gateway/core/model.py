@@ -101,6 +101,7 @@ class Ask:
     n: int = 1
     cap: int | None = None
     usual: int | None = None
+    images: bool = False  # or videos, or sounds
 
     @property
     def longest(self) -> int:
@@ -139,6 +140,7 @@ class PoolLimits:
     context: int = UNBOUNDED  # prompt + output of one sequence, tokens
     max_input: int = UNBOUNDED  # longest prompt the engine takes (its max_req_input_len), tokens
     max_prompt: int | None = None  # longest prompt policy allows here, tokens
+    max_image_prompt: int | None = None  # the same for one with images, videos or sounds
     default_output: int | None = None  # cap where the client sent none; None: derived, see caps
     max_output: int | None = None  # largest cap policy allows; None: what fits
     useful_floor: int = 256  # an output shorter than this is a stub, see caps

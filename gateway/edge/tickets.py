@@ -58,7 +58,7 @@ def ticket(
     return Ticket(
         id=ident,
         client=rule,
-        ask=Ask(counted.prompts, intent.n, intent.cap, intent.usual),
+        ask=Ask(counted.prompts, intent.n, intent.cap, intent.usual, images=counted.media > 0),
         pools=tuple(pools),
         body_bytes=size,
         streamed=intent.stream,

@@ -147,6 +147,7 @@ def _policy_beyond(traffic: Traffic, pool: PoolFacts | ServerFacts) -> Iterator[
         ("max_output_tokens", backend.max_output_tokens, longest),
         ("default_output_tokens", backend.default_output_tokens, longest),
         ("max_prompt_tokens", backend.max_prompt_tokens, pool.max_input),
+        ("max_image_prompt_tokens", backend.max_image_prompt_tokens, pool.max_input),
         ("slots", backend.slots, pool.max_running),
     ):
         if isinstance(asked, int) and there is not None and asked > there:

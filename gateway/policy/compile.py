@@ -141,6 +141,7 @@ def pool_limits(backend: Backend, facts: Facts, *, forecast: bool = True) -> Poo
         context=facts.context,
         max_input=facts.max_input,
         max_prompt=_set(backend.max_prompt_tokens),
+        max_image_prompt=_set(backend.max_image_prompt_tokens),
         default_output=_set(backend.default_output_tokens),
         max_output=_set(backend.max_output_tokens),
         prefill_tokens=_set(backend.prefill_tokens) or _auto_prefill(facts),

@@ -79,6 +79,11 @@ class Backend(Section):
     the server's own max_req_input_len. Set it where long prefills have killed the server: prefill
     scratch memory is outside the KV pool."""
 
+    max_image_prompt_tokens: CountOrAuto = "auto"
+    """Longest prompt that has images, videos or sounds in it, these counted as the model expands them.
+    Default auto: as any prompt. Set it where such prompts have killed the server: some models do not
+    read them in chunks, so what they need beside the pool grows with the whole length."""
+
     slots: CountOrAuto = "auto"
     """Requests running at once, per data-parallel rank. Default auto: the server's effective
     maximum. Set it lower where many long decodes at once crawl; it never raises what the server

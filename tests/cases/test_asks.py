@@ -139,6 +139,17 @@ FORTY = {
     ],
 }
 LONG = {"context": 200_000}
+
+
+def pictured(words: int) -> dict[str, Any]:
+    """A chat with a text and an image beside it."""
+    parts = [
+        {"type": "text", "text": "w " * words},
+        {"type": "image_url", "image_url": {"url": IMAGE}},
+    ]
+    return {"max_tokens": 5, "messages": [{"role": "user", "content": parts}]}
+
+
 ECHO = text(4000, 1, echo=True, logprobs=5)
 
 # What differs in policy and engine, the request, how often it is sent, status, code, and what the
@@ -188,6 +199,17 @@ REFUSED = [
     ),
     pytest.param(
         {}, {}, CHAT, FORTY, 1, 400, "context_length_exceeded", "32761", id="C07-forty-images"
+    ),
+    pytest.param(
+        {"backend": {"max_image_prompt_tokens": 16_000}},
+        {},
+        CHAT,
+        pictured(20_000),
+        1,
+        400,
+        "context_length_exceeded",
+        "16000 images",
+        id="C10-longer-than-allowed-with-an-image",
     ),
     pytest.param({}, {}, TEXT, ECHO, 20, 400, "invalid_request", "echo 4000 2048", id="C09"),
     pytest.param({}, {}, CHAT, chat(1, regex=""), 1, 400, "invalid_request", "regex", id="C13"),
@@ -300,6 +322,13 @@ async def test_a09_switched_off_it_forwards_the_very_bytes(world) -> None:
         assert (await rig.post(CHAT, body)).status == 200
         assert rig.engine.seen[0].received.body == body
         assert [record["outcome"] for record in rig.records] == ["completed", "completed"]
+
+
+async def test_c10_a_text_of_that_length_and_a_short_one_with_an_image_pass(world) -> None:
+    async with world({"backend": {"max_image_prompt_tokens": 17_000}}) as rig:
+        rig.engine.default = Behaviour(tokens=1)
+        assert (await rig.chat(20_000, max_tokens=5)).status == 200
+        assert (await rig.post(CHAT, pictured(100))).status == 200
 
 
 async def test_a10_an_answer_without_an_end_ends_at_the_cap_that_was_put_in(world) -> None:

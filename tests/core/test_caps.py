@@ -128,6 +128,15 @@ def test_policy_limits_the_prompt_and_the_output() -> None:
     assert (misfit.available, misfit.what) == (16_000, "longest prompt allowed")
 
 
+def test_a_prompt_with_images_has_a_limit_of_its_own() -> None:
+    of = limits(100_000, max_prompt=16_000, max_image_prompt=9_000)
+    assert isinstance(caps.decide(Ask((16_000,), 1, 100), of), Demand)
+    assert isinstance(caps.decide(Ask((9_000,), 1, 100, images=True), of), Demand)
+    misfit = refused(caps.decide(Ask((9_001,), 1, 100, images=True), of))
+    assert (misfit.available, misfit.what) == (9_000, "longest prompt allowed with images in it")
+    assert caps.longest_prompt(Ask((1,), 1, 100, images=True), of) == 9_000
+
+
 def test_default_output_stays_under_policy_and_room() -> None:
     assert granted(caps.decide(Ask((1_000,)), limits(100_000, default_output=4_096))).cap == 4_096
     low = limits(100_000, default_output=4_096, max_output=1_000)
@@ -276,6 +285,7 @@ def servers(draw) -> tuple[PoolLimits, int]:
         context=context,
         max_input=max_req_len - 5,
         max_prompt=draw(st.one_of(st.none(), st.integers(50, 8_000))),
+        max_image_prompt=draw(st.one_of(st.none(), st.integers(50, 8_000))),
         default_output=draw(st.one_of(st.none(), st.integers(1, 8_000))),
         max_output=draw(st.one_of(st.none(), st.integers(1, 8_000))),
         useful_floor=draw(st.sampled_from([1, 64, 256])),

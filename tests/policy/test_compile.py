@@ -65,6 +65,7 @@ def test_a_policy_narrows() -> None:
         max_output_tokens=16_384,
         default_output_tokens=4096,
         max_prompt_tokens=60_000,
+        max_image_prompt_tokens=16_000,
         slots=10,
         prefill_tokens=30_000,
         kv_slack=0.0,
@@ -72,6 +73,7 @@ def test_a_policy_narrows() -> None:
     limits = pool_limits(backend, Server(page=64))
     assert limits.kv_tokens == 67_375 - 64
     assert (limits.max_output, limits.default_output, limits.max_prompt) == (16_384, 4096, 60_000)
+    assert limits.max_image_prompt == 16_000
     assert (limits.slots, limits.prefill_tokens) == (10, 30_000)
 
 

@@ -30,6 +30,7 @@ from gateway.core.quarantine import CrashLoop, Quarantine, Ramp
 from gateway.disk import Clerk
 from gateway.edge.crashes import check, marked, scene_of, write
 from gateway.edge.failures import Failures
+from gateway.edge.truncations import Truncations
 from gateway.tasks import spawn
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Deaths:
     ) -> None:
         self.quarantine = Quarantine()
         self.failures = Failures(gate, log)
+        self._truncations = Truncations(log)
         self._gate = gate
         self._reaper = reaper
         self._log = log
@@ -238,9 +240,11 @@ class Deaths:
             "answered it since",
         )
 
-    def served(self, flight: Flight, *, failed: bool) -> None:
-        """It was answered to its end, well or not."""
+    def served(self, flight: Flight, *, failed: bool, cut: bool) -> None:
+        """It was answered to its end, well or not; `cut`: that was its cap."""
         self.failures.answered(flight, failed=failed)
+        if cut:
+            self._truncations.cut(flight, self._gate.now())
         if self.quarantine:
             self.quarantine.served(flight.mark())
 

@@ -266,7 +266,7 @@ class DataPlane:
                     backend.alive()
                     relay = Relay(trip, lease, backend, work.intent, work.counted)
                     answer = await relay.run(flight.answer, first)
-                    self._deaths.served(flight, failed=relay.failed)
+                    self._deaths.served(flight, failed=relay.failed, cut=relay.cut)
                     return answer
                 pause_s = max(PAUSE_S, first.pause_s)
             except BrokenAnswer as broken:  # the client has had a part of it, and was told in-band

@@ -20,6 +20,7 @@ from gateway.core.model import Outcome
 from gateway.edge import cors, replies
 from gateway.edge.dialects import Times
 from gateway.edge.pieces import Pieces
+from gateway.edge.truncations import CUT
 from gateway.edge.voices import retold, wall_time
 from gateway.edge.wire import Wire
 from gateway.tasks import in_time
@@ -130,6 +131,7 @@ class Relay:
             times = Times(trip.began, trip.began + trip.waited_s, _now, wall_time)
             self._teller = intent.instead.teller(times)
         self.failed = False  # the server did, and not for what was asked
+        self.cut = False  # it ended at its cap
 
     async def run(self, reply: Reply, first: Beginning) -> web.StreamResponse:
         """Relay to the end. Raises BrokenAnswer, and ConnectionError when the client is gone."""
@@ -189,6 +191,7 @@ class Relay:
         if self._lease.ended:
             return
         self._learn(facts, reply)
+        self.cut = not CUT.isdisjoint(facts.finish_reasons.values())
         refused = BAD_REQUEST <= reply.status < SERVER_ERROR  # the client's mistake, in any shape
         if facts.error is not None and not refused:
             outcome, reason = Outcome.FAILED, "the engine ended it with an error"

@@ -30,6 +30,7 @@ from gateway.core.quarantine import CrashLoop, Quarantine, Ramp
 from gateway.disk import Clerk
 from gateway.edge.crashes import check, marked, scene_of, write
 from gateway.edge.failures import Failures
+from gateway.edge.overruns import Overruns
 from gateway.edge.truncations import Truncations
 from gateway.tasks import spawn
 
@@ -72,6 +73,7 @@ class Deaths:
         self.quarantine = Quarantine()
         self.failures = Failures(gate, log)
         self._truncations = Truncations(log)
+        self._overruns = Overruns(log)
         self._gate = gate
         self._reaper = reaper
         self._log = log
@@ -243,8 +245,10 @@ class Deaths:
     def served(self, flight: Flight, *, failed: bool, cut: bool) -> None:
         """It was answered to its end, well or not; `cut`: that was its cap."""
         self.failures.answered(flight, failed=failed)
+        now = self._gate.now()
+        self._overruns.look(flight.record, now)
         if cut:
-            self._truncations.cut(flight, self._gate.now())
+            self._truncations.cut(flight, now)
         if self.quarantine:
             self.quarantine.served(flight.mark())
 

@@ -1,9 +1,9 @@
-"""A waiting stream is told that it waits: SSE comments or pings, which every client's parser drops,
-or (Ollama) a piece of an answer without a text.
+"""A waiting stream is told that it waits, in the queue and for its first event: SSE comments or pings,
+which every client's parser drops, or (Ollama) a piece of an answer without a text.
 
 The first one brings the headers out, so from then on a complete answer (a refusal, an error of the
 engine) can only be told as one event in the stream, after which it ends without a [DONE]. Whoever
-starts within the first interval sees nothing of all this.
+has its first event within the first interval sees nothing of all this.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ class Heart:
         self._task: asyncio.Task[None] | None = None  # in which one is written
         self._writing = False
         self._resting = True
+        self._granted = False
+        self._headers: Mapping[str, str] = {}
+        self._waiting: Mapping[str, str] = {}
         self._out: web.StreamResponse | None = None
         self._takes_events = True  # what is open is a stream, not an answer in one piece
 
@@ -67,15 +70,21 @@ class Heart:
         model: str | None,
     ) -> None:
         """From now on it may beat. `headers` are what is known before the grant."""
-        self._every_s, self._headers, self._ident, self._places = every_s, headers, ident, places
+        self._every_s, self._waiting, self._ident, self._places = every_s, headers, ident, places
         self._model = model or ""
 
     def beat(self) -> None:
         """It waits from now on."""
-        self._resting = False
+        self._resting = self._granted = False
+        self._headers = self._waiting
         beating = self._task is not None and not self._task.done()
         if self._every_s is not None and self._timer is None and not beating:
             self._wait(self._every_s)
+
+    def granted(self, headers: Mapping[str, str]) -> None:
+        """From now on it waits for the server's first event, which a long prompt may take minutes for.
+        `headers` are what is known now, for a stream that is not open yet."""
+        self._granted, self._headers = True, headers
 
     def _wait(self, every_s: float) -> None:
         """Until the next beat there is a timer, no task: thousands may wait."""
@@ -149,5 +158,5 @@ class Heart:
             out = web.StreamResponse(status=200, headers=headers)
             await out.prepare(self._request)
             self._out = out
-        place = self._places.of(self._ident)
+        place = None if self._granted else self._places.of(self._ident)
         await self._out.write(self._voice.beat(place, self._model))

@@ -44,8 +44,9 @@ class Voice(Protocol):
         complete answer: SDKs raise on it, and nothing pretends that the answer was complete."""
         ...
 
-    def beat(self, place: int, model: str) -> bytes:
-        """A sign of life for one that waits in `place` for `model`; parsers drop it."""
+    def beat(self, place: int | None, model: str) -> bytes:
+        """A sign of life for one that waits in `place` for `model`, or (None) for its first event;
+        parsers drop it."""
         ...
 
 
@@ -66,8 +67,10 @@ class OpenAi:
         """See `Voice.event`."""
         return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
 
-    def beat(self, place: int, model: str) -> bytes:  # noqa: ARG002 - a place says enough
+    def beat(self, place: int | None, model: str) -> bytes:  # noqa: ARG002 - a place says enough
         """See `Voice.beat`: a comment."""
+        if place is None:
+            return b": reading the prompt\n\n"
         return f": waiting, position {place}\n\n".encode()
 
 
@@ -126,7 +129,7 @@ class Anthropic:
         """See `Voice.event`."""
         return b"event: error\ndata: " + self.upstream(error, status)[1] + b"\n\n"
 
-    def beat(self, place: int, model: str) -> bytes:  # noqa: ARG002 - its ping carries nothing
+    def beat(self, place: int | None, model: str) -> bytes:  # noqa: ARG002 - its ping carries nothing
         """See `Voice.beat`: the ping that Anthropic's own streams have."""
         return b'event: ping\ndata: {"type": "ping"}\n\n'
 
@@ -163,7 +166,7 @@ class Ollama:
         """See `Voice.event`."""
         return self.upstream(error, status)[1] + b"\n"
 
-    def beat(self, place: int, model: str) -> bytes:  # noqa: ARG002 - no place in the answer's text
+    def beat(self, place: int | None, model: str) -> bytes:  # noqa: ARG002 - no place in the answer's text
         """See `Voice.beat`."""
         piece = {"model": model, "created_at": wall_time(), **self._empty, "done": False}
         return orjson.dumps(piece) + b"\n"

@@ -57,8 +57,7 @@ class Backend(Section):
     copied and committed."""
 
     api_key_file: FilePath | None = None
-    """File with the key this server wants, as an alternative to api_key_env (mounted secrets).
-    Default none, for the same reason."""
+    """File with the key this server wants, in place of api_key_env (mounted secrets). Default none as well."""
 
     max_output_tokens: CountOrAuto = "auto"
     """Largest output cap per sequence, tokens; a larger request is clamped and told so in
@@ -80,14 +79,12 @@ class Backend(Section):
     scratch memory is outside the KV pool."""
 
     max_image_prompt_tokens: CountOrAuto = "auto"
-    """Longest prompt that has images, videos or sounds in it, these counted as the model expands them.
-    Default auto: as any prompt. Set it where such prompts have killed the server: some models do not
-    read them in chunks, so what they need beside the pool grows with the whole length."""
+    """Longest prompt with images, videos or sounds in it. Default auto: as any. Set it where such prompts have
+    killed the server: some models do not read them in chunks, so scratch memory grows with all of it."""
 
     slots: CountOrAuto = "auto"
-    """Requests running at once, per data-parallel rank. Default auto: the server's effective
-    maximum. Set it lower where many long decodes at once crawl; it never raises what the server
-    allows."""
+    """Requests running at once, per data-parallel rank. Default auto: the server's effective maximum,
+    which it never raises. Set it lower where many long decodes at once crawl."""
 
     prefill_tokens: CountOrAuto = "auto"
     """Prompt tokens in prefill at once, per data-parallel rank; one longer prompt goes alone.
@@ -146,10 +143,10 @@ class Queue(Section):
     Default none: the timeout a client names in its headers, where it names one, is its deadline."""
 
     heartbeat_s: Seconds | None = None
-    """How often a waiting stream is told that it waits, as its API does it (mostly an SSE comment),
-    seconds. Its headers are out by the first of them: it is a 200 whatever comes, errors are one
-    event in it, and what is known only at the grant is in no header. Default none: SDKs act on
-    status and Retry-After; set it where a proxy cuts connections that are silent."""
+    """How often a waiting stream is told, as its API does it (mostly an SSE comment), that it waits, in the
+    queue or for its first event, seconds. Its headers are out by the first: it is a 200 whatever comes, errors
+    are one event in it, and what is not known by then is in no header. Default none: SDKs act on status and
+    Retry-After; set it where a proxy cuts connections that are silent."""
 
 
 class Limits(Section):
@@ -340,8 +337,7 @@ class Policy(Section):
     everybody on the network. KVGATE_LISTEN and --listen override."""
 
     tls: Tls | None = None
-    """Certificate and key of the data plane, which then speaks HTTPS only. Default none: on
-    loopback there is nothing to hide, and many have a proxy that does it."""
+    """Certificate and key of the data plane, then HTTPS only. Default none: many have a proxy for it."""
 
     cors: Origins = ()
     """Web pages that may call from a browser: their origins (https://chat.example), or "*" for every

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BEATS = {"queue": {"heartbeat_s": 0.02}}
 BEAT = b": waiting, position 1\n\n"
+READS = b": reading the prompt\n\n"
 ASK = chat(max_tokens=5, stream=True)
 
 
@@ -52,8 +53,8 @@ def hearts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[object]]:
 
 
 def after_beats(data: bytes) -> bytes:
-    while data.startswith(BEAT):
-        data = data.removeprefix(BEAT)
+    while data.startswith((BEAT, READS)):
+        data = data.removeprefix(BEAT).removeprefix(READS)
     return data
 
 
@@ -92,13 +93,38 @@ async def test_the_place_is_told(start) -> None:
 
 
 async def test_who_need_not_wait_sees_nothing_of_it(start) -> None:
-    async with start(BEATS) as rig:
-        rig.engine.default = Behaviour(tokens=3, head_delay_s=0.1)
+    async with start({"queue": {"heartbeat_s": 10}}) as rig:
         got = await rig.chat(max_tokens=5, stream=True)
         assert got.body.startswith(b"data: ")
         assert got.headers["x-kvgate-backend"] == "gpu0"
         rig.engine.default = refuse(400, "no")
         assert (await rig.chat(max_tokens=5, stream=True)).status == 400
+
+
+@pytest.mark.parametrize("how", ["answers", "breaks", "refuses"])
+async def test_it_beats_while_its_prompt_is_read(start, how: str) -> None:
+    """A long prompt is silent for minutes, and what stands between cuts silence after one: H04, H06."""
+    async with start(BEATS) as rig:
+        leave = asyncio.Event()
+        answers = {
+            "answers": Behaviour(tokens=2, hold=leave),
+            "breaks": Behaviour(hold=leave, error=(500, "boom")),
+            "refuses": Behaviour(hold=leave, error=(400, "no")),
+        }
+        rig.engine.queue.append(answers[how])
+        async with asking(rig) as answer:
+            assert answer.status == 200
+            assert answer.headers["x-kvgate-backend"] == "gpu0", "granted, so it is known"
+            assert answer.headers["x-kvgate-max-tokens"] == "5"
+            for _ in range(2):
+                assert await answer.content.readexactly(len(READS)) == READS
+            leave.set()
+            data = await answer.read()
+        data = after_beats(data)
+        assert READS not in data, "none between events"
+        assert data.endswith(b"data: [DONE]\n\n") == (how == "answers")
+        assert (b'"error"' in data) == (how != "answers")
+        await rig.ready()
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,9 @@ class Relay:
         data = data or await reply.read()
         copy, size = [data], len(data)
         in_one_read = reply.ended
+        if not data and reply.status == OK:  # no answer of any route is empty
+            msg = "The server answered 200 with nothing in it."
+            raise UpstreamError(Failure.PROTOCOL, msg, sent=True, answered=True)
         if in_one_read:  # nearly always: one read, one write
             self._engine_is_done(self._facts(copy, size), reply)
             whole = web.Response(status=reply.status, reason=reply.reason or None, body=data)

@@ -294,3 +294,14 @@ async def test_an_answer_is_not_complete_because_one_of_its_sequences_is(
             whole = sequences == 3
             assert (b'"error"' not in got.body) == whole, sequences
             assert rig.records[0]["outcome"] == ("completed" if whole else "failed")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_with_nothing_in_it_is_none(world, stream: bool) -> None:
+    """No status of success around nothing, which a client can not read and a record calls complete."""
+    async with world() as rig:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 0\r\n\r\n"
+        rig.engine.default = Behaviour(raw=head)
+        got = await rig.chat(max_tokens=5, stream=stream)
+        assert (got.status, got.code) == (502, "upstream_error")
+        assert rig.records[0]["outcome"] == "failed"

@@ -38,6 +38,8 @@ STRIPPED: Final = (
     "kv_router_hint",
     "need_wait_for_mm_inputs",  # for what no encoder will send
     "num_items_assigned",
+    "mm_data_mooncake",
+    "multi_item_delimiter_indices",  # made for /v1/score, of prompts that are checked there
     "http_worker_ipc",  # another process that would get the answer
     "routing_key",
     "received_time",  # the engine's own clock, and metrics made from it

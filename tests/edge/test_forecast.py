@@ -82,7 +82,7 @@ def test_a_ticket_carries_what_the_core_decides_by() -> None:
         RequestId("r"),
         ClientRule("a"),
         intent,  # type: ignore[arg-type]
-        SimpleNamespace(prompts=(5, 7), lead=((1, 5),)),  # type: ignore[arg-type]
+        SimpleNamespace(prompts=(5, 7), lead=((1, 5),), media=3),  # type: ignore[arg-type]
         body={"tools": [1]},
         size=99,
         pools=(),
@@ -93,4 +93,5 @@ def test_a_ticket_carries_what_the_core_decides_by() -> None:
     )
     assert (made.lead, made.session) == (((1, 5),), "5e5510")
     assert (made.ask.prompts, made.ask.n, made.ask.cap) == ((5, 7), 2, 30)
+    assert made.ask.images
     assert (made.kind, made.deadline, made.body_bytes, made.streamed) == ("tools", 5.0, 99, True)

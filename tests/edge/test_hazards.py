@@ -79,6 +79,8 @@ async def test_ids_that_index_into_nothing_are_refused(rig, path: str, body: Any
     [
         (CHAT, BODIES[CHAT] | {"response_format": "json"}, "response_format"),
         (TEXT, BODIES[TEXT] | {"response_format": []}, "response_format"),
+        (CHAT, BODIES[CHAT] | {"cache_salt": ["a"]}, "cache_salt"),
+        (TEXT, BODIES[TEXT] | {"extra_key": ["a"]}, "extra_key"),
         (GENERATE, generate(stop=5), "stop"),
         (GENERATE, generate(stop=["a", 5]), "stop"),
         (GENERATE, {"text": "a", "sampling_params": [{}]}, "sampling_params"),

@@ -17,6 +17,8 @@ from gateway.edge.dialects.patterns import may_not_end
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gateway.edge.dialects import Body
+
 
 MOST_TOP: Final = 256
 """Alternatives told for each token. The engine takes the k largest of a row as wide as the vocabulary
@@ -143,6 +145,15 @@ def check_stop_pattern(params: Mapping[str, Any]) -> None:
         except (re.error, RecursionError, OverflowError):
             msg = f"{field} is no regular expression of Python's"
             raise Invalid(msg, field) from None
+
+
+def check_keys(body: Body) -> None:
+    """What keeps a prompt apart in the prefix cache is a text; of a list, which the engine's reader takes as
+    well, it makes a 500. Raises Invalid."""
+    for field in ("cache_salt", "extra_key"):
+        if not isinstance(body.get(field), str | None):
+            msg = f"{field} must be a text"
+            raise Invalid(msg, field)
 
 
 SAMPLING: Final = frozenset(

@@ -256,7 +256,7 @@ class DataPlane:
         while True:
             backend = self._fleet.backends[lease.grant.pool.backend]
             rid = trip.granted(lease.grant, self._free(lease))
-            trip.heart.granted(trip.headers())
+            trip.heart.granted(trip.headers)
             data = dialect.write(work.body, work.intent, lease.grant, rid, backend.engine)
             flight = Flight(backend, rid, lease, trip.record, work.body, dialect.named)
             pause_s = 0.0

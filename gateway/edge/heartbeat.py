@@ -17,7 +17,7 @@ from gateway.edge import replies
 from gateway.tasks import spawn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gateway.core.model import RequestId
     from gateway.edge.voices import Voice
@@ -81,10 +81,12 @@ class Heart:
         if self._every_s is not None and self._timer is None and not beating:
             self._wait(self._every_s)
 
-    def granted(self, headers: Mapping[str, str]) -> None:
+    def granted(self, headers: Callable[[], Mapping[str, str]]) -> None:
         """From now on it waits for the server's first event, which a long prompt may take minutes for.
-        `headers` are what is known now, for a stream that is not open yet."""
-        self._granted, self._headers = True, headers
+        `headers` tells what is known now, for a stream that is not open yet."""
+        self._granted = True
+        if self._every_s is not None:
+            self._headers = headers()
 
     def _wait(self, every_s: float) -> None:
         """Until the next beat there is a timer, no task: thousands may wait."""

@@ -66,11 +66,13 @@ async def test_a_bias_that_is_not_finite_is_refused(rig, path: str, value: Any) 
         ({"return_logprob": [True]}, "return_logprob"),
         ({"return_sampling_mask": [True]}, "return_sampling_mask"),
         ({"extra_key": ["a"]}, "extra_key"),
+        ({"logprob_start_len": -2}, "logprob_start_len"),
+        ({"text": ["a", "b"], "logprob_start_len": [0, -5]}, "logprob_start_len"),
         ({"text": ["a", "b"], "top_logprobs_num": [1]}, "top_logprobs_num"),
         ({"text": ["a", "b"], "logprob_start_len": [0, 0, 0]}, "logprob_start_len"),
     ],
 )
-async def test_a_list_of_another_length_than_the_prompts_is_refused(
+async def test_a_list_of_another_length_and_a_start_before_the_first_token_are_refused(
     rig, fields: Any, field: str
 ) -> None:
     got = await rig.post(GENERATE, {"text": "a", "return_logprob": True, **fields})
@@ -87,6 +89,7 @@ async def test_what_is_meant_is_what_the_engine_is_told(rig) -> None:
     told = {"skip_special_tokens": False, "ignore_eos": True, "min_new_tokens": 1, "top_k": 5}
     assert rig.engine.seen[0].body["sampling_params"] == params | told
     body = {"text": ["a", "b"], "return_logprob": [True, False], "top_logprobs_num": [1, 0]}
+    body["logprob_start_len"] = [-1, None]
     assert (await rig.post(GENERATE, body)).status == 200
 
 

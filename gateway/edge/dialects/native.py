@@ -44,6 +44,18 @@ def understood(params: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def check_start(body: Body) -> None:
+    """`logprob_start_len`, of one prompt or of each: before the first token there is none, and -1 means none
+    of the prompt. Below that the scheduler ends (0.5.17). Raises Invalid."""
+    field = "logprob_start_len"
+    given = body.get(field)
+    for one in given if isinstance(given, list) else [given]:
+        number = guard.whole(one, field)
+        if number is not None and number < -1:
+            msg = f"{field} must be -1 or more"
+            raise Invalid(msg, field)
+
+
 def check_lists(body: Body, prompts: int | None) -> None:
     """Lists are for a list of prompts, each with one entry. `prompts` is None where there is none.
     Raises Invalid."""

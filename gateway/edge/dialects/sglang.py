@@ -63,6 +63,7 @@ class Generate:
                 raise Invalid("beam search is not allowed through this gate", "beam_width")
         hazards.check_number(body.get("sampling_params"), _batch(body))
         native.check_lists(body, _batch(body))
+        native.check_start(body)
         hazards.check_top(body.get("top_logprobs_num"), "top_logprobs_num")
         caps = [guard.cap(params.get(CAP), CAP, zero_is_unset=False) for params in many]
         sent = [cap for cap in caps if cap is not None]

@@ -252,14 +252,15 @@ class Books:
         place.grants += 1
         if not ledger.confidence.wants or 4 * place.grants < len(ledger.holds):
             return
+        if 2 * ledger.worst < ledger.limit:
+            return  # no horizon can matter
         place.grants = 0
         members = {
             ident: (hold.occupied, hold.each, hold.demand.slots)
             for ident, hold in ledger.holds.items()
             if hold.lengths is not None
         }
-        outlook = ledger.outlook
-        ledger.confidence.watch(members, outlook.mean, outlook.var, outlook.skew)
+        ledger.confidence.watch(members, *ledger.outlook.moments(), ledger.limit)
 
     def live(self, ident: RequestId) -> Hold | None:
         """The reservation of a request, if it has one."""

@@ -367,9 +367,11 @@ class DataPlane:
             raise Invalid(msg)
         return intent
 
-    def _counted(self, intent: Intent, body: Body, size: int) -> Awaitable[Counted]:
+    async def _counted(self, intent: Intent, body: Body, size: int) -> Counted:
         """The count for a client that asked for nothing else."""
-        return counting.count(self._fleet.for_model(intent.model), intent.kind, body, size)
+        backends = self._fleet.for_model(intent.model)
+        await self._fleet.settled(backends)  # who is away all the same, the count tells
+        return await counting.count(backends, intent.kind, body, size)
 
     def _not_quarantined(self, mark: Callable[[], bytes]) -> None:
         if (refusal := self._deaths.refusal(mark)) is not None:

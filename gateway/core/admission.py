@@ -280,6 +280,22 @@ class Admission(Turns):
 
     # ---- time and views ------------------------------------------------------------------------
 
+    def stood_still(self, seconds: float) -> None:
+        """For so long nobody could take a step here: that is no time that anybody has waited.
+
+        Said before the first step after it. Who waits, or may have to again, is given it back, and so
+        is who lingers: its engine could not be asked. What clients wait by their own clocks stays.
+        """
+        for flow in self.books.flows.values():
+            for entry in flow.waiting:
+                self._give(entry, seconds)
+                self.books.at(entry.expires, Timer.EXPIRE, entry.ticket.id)
+        for ident, held in self.books.held.items():
+            self._give(held.entry, seconds)
+            if held.lingering and (hold := self.books.live(ident)) is not None:
+                hold.linger_until += seconds
+                self.books.at(hold.linger_until, Timer.GRACE, ident)
+
     def advance(self, now: float) -> list[Transition]:
         """Do what is due at `now`, then start everything that fits."""
         out = self._due(now)

@@ -63,6 +63,7 @@ class Entry:
     lengths: Lengths | None = None  # of its client's answers, see lengths
     passed: int = 0  # KV tokens granted past it while it was blocked or held back, see choice
     came_back: bool = False  # when it was told to
+    given: float = 0.0  # seconds of its wait in which there was no gate, see Admission.stood_still
     tag: float = 0.0  # its place in line, see the module
 
     @property

@@ -25,7 +25,7 @@ def waits_for(books: Books, entry: Entry, now: float) -> str:
         return "for its server, which is not ready"
     pools = [pool for pool in pools if pool.paused_until <= now]
     if not pools:
-        return "for a server that says it is full"
+        return "for a server that takes nothing new for the moment"
     flow = books.waiting[entry.ticket.id]
     if not any(flow.within_own_limits(demand) for demand in entry.demands.values()):
         return "for its client's own requests to end"

@@ -55,7 +55,8 @@ PAUSE_S = 1.0
 """How long nothing new starts on a server that said it is full: a few of its decode rounds."""
 
 CONNECTS = 3
-"""Connections tried for one request before its server counts as gone for it. Nothing was sent."""
+"""Connections tried for one request before its server counts as gone for it. Nothing was sent. Where no
+way to it is found, it waits on instead, and so many times the server is doubted for it."""
 
 HEAVY_TOKENS = 2_048
 """Longest prompt for which log-probabilities over the prompt are allowed: the engine makes rows ×
@@ -328,11 +329,12 @@ class DataPlane:
         if error.kind is Failure.OURS:  # what ends makes room, and time in the queue is limited
             self._deaths.failures.no_room_here(str(error))
             return True
+        trip.refused_connections += not error.sent
+        few = trip.refused_connections < CONNECTS
+        if error.kind is Failure.NO_WAY and not error.sent and not few:
+            return True  # its watch has a way to it, and a name may be found again
         flight.backend.suspect(str(error))
-        if error.sent:
-            return await self._died_with_its_server(trip, flight)
-        trip.refused_connections += 1
-        return trip.refused_connections < CONNECTS
+        return await self._died_with_its_server(trip, flight) if error.sent else few
 
     async def _died_with_its_server(self, trip: Trip, flight: Flight) -> bool:
         """Whether the server died and took the request with it; False if it lives.
@@ -365,9 +367,11 @@ class DataPlane:
             raise Invalid(msg)
         return intent
 
-    def _counted(self, intent: Intent, body: Body, size: int) -> Awaitable[Counted]:
+    async def _counted(self, intent: Intent, body: Body, size: int) -> Counted:
         """The count for a client that asked for nothing else."""
-        return counting.count(self._fleet.for_model(intent.model), intent.kind, body, size)
+        backends = self._fleet.for_model(intent.model)
+        await self._fleet.settled(backends)  # who is away all the same, the count tells
+        return await counting.count(backends, intent.kind, body, size)
 
     def _not_quarantined(self, mark: Callable[[], bytes]) -> None:
         if (refusal := self._deaths.refusal(mark)) is not None:

@@ -269,6 +269,19 @@ class Lives(RuleBasedStateMachine):
         assert later is None or later > self.now, "advance left something due"
         assert wake is None or later is None or later >= wake or wake <= self.now
 
+    @rule(passed=st.floats(1, 300))
+    def nobody_is_there(self, passed) -> None:
+        """Late timers, and then whatever comes first."""
+        self.now += passed
+        self.core.stood_still(passed)
+
+    @invariant()
+    def nobody_waits_longer_than_told(self) -> None:
+        most = self.core.queue.max_wait_s
+        for flow in self.core.books.flows.values():
+            for entry in flow.waiting:
+                assert entry.expires <= entry.since + most + entry.given + 1e-6
+
     @invariant()
     def never_over_committed(self) -> None:
         for pool in self.core.books.pools.values():

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.edge import backend, counting
 from gateway.upstream import watch
-from tests.edge.rig import chat
+from tests.edge.rig import COUNT, chat
 from tests.fakes.behaviour import Behaviour
 
 
@@ -26,6 +26,16 @@ async def test_a_stream_that_a_live_server_cut_turns_nobody_away(start, admissio
         others = await asyncio.gather(*(rig.chat(max_tokens=1) for _ in range(5)))
         assert {got.status for got in others} == {200}
         rig.handled = 6
+
+
+async def test_who_only_wants_a_count_waits_as_well(rig) -> None:
+    rig.engine.default = Behaviour(tokens=1)
+    rig.engine.queue.append(Behaviour(tokens=3, reset_at=2))
+    await rig.chat(stream=True, max_tokens=3)
+    assert not rig.app.fleet.any_ready, "it is being asked"
+    got = await asyncio.gather(*(rig.post(COUNT, chat()) for _ in range(3)))
+    assert [one.status for one in got] == [200] * 3
+    rig.handled = 1
 
 
 async def test_where_it_has_died_a_new_request_hears_so_at_once(rig, monkeypatch) -> None:

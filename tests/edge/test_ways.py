@@ -103,6 +103,9 @@ def test_what_is_optional_counts_little(pattern: str) -> None:
         "(a|ab)(b|)" * 20 + "x",
         "(?:ab|ab)" * 20 + "x",
         "(?:|)" * 40 + "x",
+        r"[\s\S]*=",  # finds no more than what it ends with
+        r"(?s).*=",
+        r"(?:x?[\s\S]*)=",
     ],
 )
 def test_repeats_that_share_what_they_take_are_not(pattern: str) -> None:
@@ -115,6 +118,8 @@ def test_only_what_has_to_match_makes_it_try_again() -> None:
     assert degree(".*.*") == 0
     assert degree(".*x.*") == 2
     assert degree(".*.*|b") == 1
+    assert degree(r"[\s\S]*") == 0
+    assert degree(r"<a>[\s\S]*</a>") == 2
 
 
 def test_more_repeats_than_anybody_writes_are_not_weighed() -> None:

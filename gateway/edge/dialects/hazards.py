@@ -128,8 +128,8 @@ def check_stop_pattern(params: Mapping[str, Any]) -> None:
         if grows >= MOST:
             msg = (
                 f"{field} has repeats that can take the same text, one after the other (such as `.*.*=` or "
-                r"`\s*\n\s*=`), which search longer and longer; write it with fewer, or with something "
-                "between them that neither can take"
+                r"`\s*\n\s*=`), or begins with one that takes everything (`[\s\S]*=`), which search longer "
+                "and longer; write it with fewer, or with something between them that neither can take"
             )
             raise Invalid(msg, field)
 

@@ -7,6 +7,9 @@ time grow by a power. The search itself is the first repeat: it tries every plac
 has to match afterwards makes it try again. `\\n\\s*\\n`, `</?\\w+>` and `Observation:\\s*` have one pair at
 most, whatever the text.
 
+A pattern that begins with a repeat of everything, line ends as well, has one pair, but all of the text is its
+stretch: `[\\s\\S]*=` takes 0.3 s for 8,000 characters, after each token. It finds no more than `=` does.
+
 It is told on the safe side: what a group holds counts as one set of characters wherever it is repeated,
 and of alternatives what all of them let through.
 """
@@ -160,6 +163,9 @@ class _Ways:
         pairs = [one for one in path.open if one.pairs(takes)]
         ways = (one.before + min(one.weight, weight) for one in pairs)
         exponent = max(path.exponent, *ways, 0.0)
+        begins = any(one.number == 0 and not one.between for one in pairs)
+        if begins and takes == self.every and weight >= 1.0:
+            exponent = math.inf
         most = max(weight, *(one.weight for one in pairs), 0.0)
         mine = _Open(self._repeats, takes, most, exponent)
         return _Path((*path.open, mine), exponent)

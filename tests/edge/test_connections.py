@@ -339,8 +339,11 @@ async def test_no_way_until_the_time_in_the_queue_is_over(start, monkeypatch) ->
     monkeypatch.setattr("gateway.edge.handler.PAUSE_S", 0.02)
     async with start({"queue": {"max_wait_s": 0.5}}) as rig:
         tries = _no_way(rig, monkeypatch)
-        got = await rig.chat(max_tokens=3)
+        asked = asyncio.ensure_future(rig.chat(max_tokens=3))
+        await rig.until(lambda: len(tries) > CONNECTS)
+        # The last pause does not end in the moment in which its time is over.
+        monkeypatch.setattr("gateway.edge.handler.PAUSE_S", 60.0)
+        got = await asked
         assert (got.status, got.code) == (503, "queue_timeout")
         assert "takes nothing new for the moment" in got.error["message"]
-        assert len(tries) > CONNECTS
         rig.handled = 1

@@ -6,17 +6,24 @@ import asyncio
 import os
 import signal
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import pytest
 
+from gateway.lease.local import LocalStore
+from gateway.lease.words import decode
+from gateway.workers.order import table_socket
 from tests.fakes.behaviour import Behaviour
 from tests.lease.server import RedisServer, needs_server
 from tests.workers.gate import TEXT, gate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from gateway.core.others import Words
     from tests.workers.gate import Gate
 
 HEARD_S = 3.0
@@ -36,7 +43,9 @@ class Lines:
 
     async def __aenter__(self) -> Lines:
         while len(self._of) < 2:  # the kernel chooses
-            one = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1))
+            one = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=1, keepalive_timeout=300)
+            )
             await self._stack.enter_async_context(one)
             self._asked += 1
             name = f"probe-{self._asked}"
@@ -76,6 +85,18 @@ async def all_hear(running: Gate) -> None:
     await running.until(hear)
 
 
+async def heard_by(running: Gate, who: str, what: Callable[[dict[str, Words]], bool]) -> None:
+    """`what` hangs on the board, and `who` has read it: he has written twice since."""
+    store, ages = LocalStore(table_socket(running.folder)), list[float]()
+    async with asyncio.timeout(10):
+        while sum(after < before for before, after in pairwise(ages)) < 2:
+            of = (await store.post("reader", b"s", b"{}", 0.001)).of
+            if ages or what({one: decode(said, 0.0) for one, said in of.items()}):
+                ages.append(of[who].age_s)
+            await asyncio.sleep(0.02)
+    await store.close()
+
+
 async def uses_up_a_quota(tmp_path: Path, **policy: Any) -> None:
     async with gate(tmp_path, clients=[OPEN], **policy) as running, Lines(running) as lines:
         await running.until(running.settled)
@@ -105,10 +126,35 @@ async def test_who_has_used_his_quota_at_one_worker_is_refused_by_the_other(tmp_
     await uses_up_a_quota(tmp_path)
 
 
+@pytest.mark.slow
 @needs_server
 async def test_the_same_where_the_policy_names_a_store(tmp_path) -> None:
     with RedisServer(tmp_path) as server:
         await uses_up_a_quota(tmp_path, leases={"url": server.url, "ttl_s": 10})
+
+
+@pytest.mark.slow
+async def test_what_a_client_holds_at_one_worker_keeps_it_waiting_at_the_other(tmp_path) -> None:
+    clients = [{"name": "anyone", "max_held_tokens": 1000}]
+    async with gate(tmp_path, clients=clients) as running, Lines(running) as lines:
+        await running.until(running.settled)
+        await all_hear(running)
+        hold = asyncio.Event()
+        running.engine.default = Behaviour(tokens=2, hold=hold, hold_at=1)
+        first = asyncio.ensure_future(lines.ask(0, 400, 200))
+        await running.engine.arrived()
+        told = (await status_of(running, 0))["clients"]
+        assert [one["held_tokens"] for one in told] == [601]
+        await heard_by(running, "w1.1", lambda words: "anyone" in words["w0.1"].clients)
+        second = asyncio.ensure_future(lines.ask(1, 400, 200))
+
+        async def waits() -> bool:
+            return bool((await status_of(running, 1))["queue"]["requests"] == 1)
+
+        await running.until(waits)
+        assert len(running.engine.seen) == 1
+        hold.set()
+        assert [(await one)[0] for one in (first, second)] == [200, 200]
 
 
 async def test_a_request_that_killed_twice_at_one_worker_is_refused_by_the_other(tmp_path) -> None:
@@ -124,9 +170,9 @@ async def test_a_request_that_killed_twice_at_one_worker_is_refused_by_the_other
             await running.engine.arrived(death)
             await running.engine.die()
 
-            async def died(death: int = death) -> bool:
+            def died(death: int = death) -> bool:
                 told = [line for line in running.log if line["event"] == "server_died"]
-                return {line["worker"] for line in told[2 * death - 2 :]} == {0, 1}
+                return sum(line["worker"] == 0 for line in told) == death
 
             await running.until(died)
             await running.engine.revive()
@@ -135,12 +181,11 @@ async def test_a_request_that_killed_twice_at_one_worker_is_refused_by_the_other
         seen = len(running.engine.seen)
 
         async def ready() -> bool:
-            return bool((await running.status())["backends"][0]["ready"])
+            one = await status_of(running, 1)
+            return bool(one["backends"][0]["ready"] and one["common"]["error"] is None)
 
         await running.until(ready)
-        async with asyncio.timeout(HEARD_S):
-            while (await status_of(running, 1))["backends"][0]["ready"] is False:
-                await asyncio.sleep(0.02)
+        await heard_by(running, "w1.1", lambda words: bool(words["w0.1"].strikes))
         assert (await lines.ask(1, 20, 2))[0] == 200, "others are served"
         code, body = await lines.ask(1, 77, 5)
         assert (code, body["error"]["code"]) == (400, "quarantined")

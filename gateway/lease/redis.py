@@ -105,7 +105,10 @@ class RedisStore:
         kept_ms = int(1000 * LONGEST_S)
         told = await self._eval(POST, name, me, salt, document, lasts_ms, kept_ms, MOST)
         rows = zip(told[1::3], told[2::3], told[3::3], strict=True)
-        of = {who.decode(): Said(max(int(age), 0) / 1000, said) for who, age, said in rows}
+        of = {
+            who.decode(errors="replace"): Said(max(int(age), 0) / 1000, said)
+            for who, age, said in rows
+        }
         return Heard(told[0], of)
 
     async def _eval(self, script: str, name: str, *values: str | bytes | int) -> Any:  # noqa: ANN401

@@ -11,6 +11,7 @@ from gateway.core.model import ClientRule, Code, Quota
 from gateway.core.others import CLIENTS, FRESH_S, MARKS, MOST, Others, Strikes, Use, Words
 from gateway.core.quarantine import ECHO_S, FORGET_S
 from gateway.core.reasons import waits_for
+from gateway.edge.common import ROUND_S
 from gateway.lease.store import Said, StoreError
 from gateway.lease.words import decode, encode
 from tests.lease.hearsay import World
@@ -94,6 +95,30 @@ def test_held_tokens_are_passed_by_what_others_started_meanwhile(offsets, steps)
             if flow.owed and empty[one.name]:  # it waited long enough: one of its own, at least
                 continue
             assert held <= 1000 + meanwhile
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 3), st.floats(0, 0.1))
+def test_what_one_did_the_other_knows_after_two_rounds(first_at, second_at, asks_at, takes) -> None:
+    """Whenever in a second each has its round, with `takes` until the store has answered."""
+    world = World(LONG, [0.0, 9.0])
+    first, second = world.of
+    every = ROUND_S + takes  # the next round begins a second after the answer
+    steps = [(asks_at, 0)]
+    steps += [(first_at + n * every, 1) for n in range(8)]
+    steps += [(second_at + n * every, 2) for n in range(8)]
+    steps += [(at + takes, 3) for at, what in steps if what == 2]
+    for at, what in sorted(steps):
+        world.wait(max(at - world.now, 0.0))
+        if what == 0:
+            first.ask(200, 99)
+        elif what == 1:
+            world.write(first)
+        elif what == 2:
+            world.write(second)
+        else:
+            world.read(second)
+        if first.asked and world.now > asks_at + 2 * every + takes:
+            assert second.desk.core.others.use("a", 1e9, second.desk.now).under_way == 300
 
 
 @given(OFFSETS, st.data())

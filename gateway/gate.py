@@ -22,7 +22,7 @@ from gateway.core.model import Granted, Outcome, Refused, Release, Released
 from gateway.tasks import Alarm
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable
+    from collections.abc import Awaitable, Callable, Collection
     from types import TracebackType
 
     from gateway.core.admission import Admission
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from gateway.core.appetite import Appetite
     from gateway.core.ledger import Hold
     from gateway.core.model import (
-        ClientRule,
         Grant,
         PoolId,
         PoolLimits,
         QueueRule,
-        QuotaView,
         Refusal,
         RequestId,
         Ticket,
@@ -343,9 +341,9 @@ class Gate:
         """A snapshot of the books."""
         return self.core.view(self.now())
 
-    def quotas(self, rules: Iterable[ClientRule]) -> list[QuotaView]:
-        """How those of these clients stand that have a quota."""
-        return self.core.quotas(rules, self.now())
+    def heard(self) -> None:
+        """Other processes of the gate have said something, or should have."""
+        self._apply(self.core.heard(self.now()))
 
     def now(self) -> float:
         """The clock of every decision: the loop's, which is a system call to find."""

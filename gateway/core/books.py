@@ -17,6 +17,7 @@ from gateway.core.least import Least
 from gateway.core.ledger import Hold, PoolLedger
 from gateway.core.lengths import LengthBook, prior_of
 from gateway.core.model import ClientView, PoolView, QueueView, View
+from gateway.core.others import Others
 from gateway.core.prefix import Prefixes
 from gateway.core.sums import LedgerError
 from gateway.core.ttft import TtftModel
@@ -95,7 +96,8 @@ class Held:
 class Books:
     """State of the core. One writer: `Admission`."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Others | None = None) -> None:
+        self.others = Others() if others is None else others
         self.pools: dict[PoolId, Pool] = {}
         self.flows: dict[str, Flow] = {}
         self.waiting: dict[RequestId, Flow] = {}
@@ -129,7 +131,7 @@ class Books:
         flow = self.flows.get(client.name)
         if flow is None:
             # Tags of its earlier requests, which may come back, are behind: they were here first.
-            flow = self.flows[client.name] = Flow(client, served=self._tags)
+            flow = self.flows[client.name] = Flow(client, served=self._tags, others=self.others)
         if entry.seq >= flow.newest:
             flow.rule, flow.newest = client, entry.seq
         return flow

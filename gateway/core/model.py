@@ -342,6 +342,7 @@ class QuotaView:
     tokens: int
     window_s: float
     left_s: float | None  # of that window; None: the next request opens one
+    elsewhere: int = 0  # used and under way at other processes of the gate, as far as was heard
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ def waits_for(books: Books, entry: Entry, now: float) -> str:
         return "for a server that takes nothing new for the moment"
     flow = books.waiting[entry.ticket.id]
     if not any(flow.within_own_limits(demand) for demand in entry.demands.values()):
+        if flow.elsewhere:
+            return "for its client's own requests to end, here or in other processes of this gate"
         return "for its client's own requests to end"
     if all(_on_trial(pool) for pool in pools):
         return "for a server that has been reached anew and gets few requests until it answers one"

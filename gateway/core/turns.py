@@ -24,6 +24,7 @@ from gateway.core.model import (
     Released,
     RequestId,
 )
+from gateway.core.others import Others
 from gateway.core.quota import Meters
 from gateway.core.reasons import waits_for
 from gateway.core.recall import Recall
@@ -56,8 +57,9 @@ class Turns:
         self, queue: QueueRule, *, now: float = 0.0, jitter: Callable[[], float] = lambda: 0.0
     ) -> None:
         self.queue = queue
-        self.books = Books()
-        self.meters = Meters()
+        self.others = Others()
+        self.books = Books(self.others)
+        self.meters = Meters(self.others)
         self._jitter = jitter
         self._drain = DrainRate(started=now)
         self._recall = Recall()

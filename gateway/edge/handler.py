@@ -21,7 +21,7 @@ from gateway.edge import catalogue, counting, models, overflow, replies, routes,
 from gateway.edge.cors import Cors
 from gateway.edge.dialects import Intent, Invalid, Known
 from gateway.edge.failures import BROKEN, fault
-from gateway.edge.flight import Flight, mark_of
+from gateway.edge.flight import Flight
 from gateway.edge.heartbeat import Places
 from gateway.edge.models import nobody
 from gateway.edge.open_door import Unbooked, pass_on
@@ -215,7 +215,7 @@ class DataPlane:
         backends = models.able(dialect, self._fleet.for_model(intent.model), trip.request.path)
         trip.asks(intent, rule.name, [backend.facts for backend in backends])
         backends = self._deaths.failures.welcome(rule.name, backends)
-        self._not_quarantined(partial(mark_of, trip.record.dialect, body))
+        self._not_quarantined(partial(self._deaths.marks.of, trip.record.dialect, body))
         if not await self._fleet.settled(backends):
             raise Shed(nobody(backends), None)
         if intent.known is not None:
@@ -281,7 +281,7 @@ class DataPlane:
                 if lease.ended:
                     self._reaper.ended(trip.id)
             self._reaper.ended(trip.id)
-            self._not_quarantined(flight.mark)
+            self._not_quarantined(partial(self._deaths.marks.of_flight, flight))
             trip.heart.beat()
             await lease.requeue(pause_s)  # the same place in the queue again
 

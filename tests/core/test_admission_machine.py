@@ -271,9 +271,10 @@ class Lives(RuleBasedStateMachine):
 
     @rule(passed=st.floats(1, 300))
     def nobody_is_there(self, passed) -> None:
-        """Late timers, and then whatever comes first."""
+        """Late timers, and then the first step after it."""
         self.now += passed
         self.core.stood_still(passed)
+        self.take(self.core.advance(self.now))
 
     @invariant()
     def nobody_waits_longer_than_told(self) -> None:

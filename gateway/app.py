@@ -22,6 +22,7 @@ from gateway.core.admission import Admission
 from gateway.core.amount import NOTHING
 from gateway.edge.backends import Fleet
 from gateway.edge.callers import Callers
+from gateway.edge.common import Common
 from gateway.edge.deaths import Deaths
 from gateway.edge.face import ClientsApart, Face
 from gateway.edge.handler import DataPlane
@@ -50,9 +51,10 @@ from gateway.reload import Reload
 from gateway.tasks import spawn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from gateway.core.model import QueueRule, QuotaView
+    from gateway.core.model import ClientRule, QueueRule, QuotaView
     from gateway.gate import Lease
     from gateway.observe.record import Record
     from gateway.policy.change import Change
@@ -120,7 +122,8 @@ class App:
         self.gate = Gate(core, listener=self.journal.transition, on_abandon=self._abandoned)
         self.reaper = Reaper(self.gate.confirmed, self.gate.prolong)
         reports = self._own_folder(policy.observe.crash_reports)
-        self.deaths = Deaths(self.gate, self.reaper, self.log, reports)
+        secret = named.secrets.of_leases or ""
+        self.deaths = Deaths(self.gate, self.reaper, self.log, reports, secret)
         self.memory = Memory(self._own_file(policy.state), self.gate, self.log)
         self.fleet = Fleet(
             policy,
@@ -132,6 +135,11 @@ class App:
             memory=self.memory,
         )
         self.leases = self._shares(policy, named.secrets) if shared else None
+        self.common: Common | None = None
+        if self.leases is not None:
+            self.common = Common(
+                self.leases, self.gate, self.deaths, self._rules_in_force, self.log
+            )
         self.data = DataPlane(
             policy,
             gate=self.gate,
@@ -172,6 +180,7 @@ class App:
             quotas=self.quotas,
             shadow=policy.admission == "shadow",
             leases=self.leases,
+            common=self.common,
             seat=seat,
         )
         self._tls = None if named.tls is None else Presented(named.tls)
@@ -219,6 +228,8 @@ class App:
         self.fleet.start()
         if self.leases is not None:
             self.leases.start()
+        if self.common is not None:
+            self.common.start()
         self.collector.start()
         self.traces.start()
         self.reload.start()
@@ -280,6 +291,8 @@ class App:
         for runner in self._runners:
             await runner.cleanup()
         await self.reaper.stop(CUT_S)
+        if self.common is not None:
+            await self.common.stop()
         if self.leases is not None:
             await self.leases.stop()
         await self.collector.stop()
@@ -296,7 +309,10 @@ class App:
 
     def quotas(self) -> list[QuotaView]:
         """How the clients stand that have a quota by the policy in force."""
-        return self.gate.quotas(self._rules.values())
+        return self.gate.core.quotas(self._rules_in_force(), self.gate.now())
+
+    def _rules_in_force(self) -> Iterable[ClientRule]:
+        return self._rules.values()
 
     def _ended(self, record: Record) -> None:
         self.lookout.ended(record)
@@ -346,7 +362,7 @@ class App:
                 me=seat.replica,
                 fresh=True,
             )
-        password = None if secrets.leases is None else secrets.leases.get_secret_value()
+        password = secrets.of_leases
         store = RedisStore(of.url, password=password, prefix=of.prefix)
         return Leases(store, of.ttl_s, gate=self.gate, fleet=self.fleet, log=self.log)
 

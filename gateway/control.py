@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gateway.core.model import PoolView, QuotaView, View
     from gateway.drain import Drain
     from gateway.edge.backends import Backend, Fleet
+    from gateway.edge.common import Common
     from gateway.edge.leases import Leases
     from gateway.edge.reaper import Reaper
     from gateway.gate import Gate
@@ -61,6 +62,7 @@ class ControlPlane:
         quotas: Callable[[], list[QuotaView]],
         shadow: bool,
         leases: Leases | None = None,
+        common: Common | None = None,
         seat: Seat | None = None,
     ) -> None:
         """`shadow`: whether the policy says `admission: shadow`."""
@@ -74,6 +76,7 @@ class ControlPlane:
         self._quotas = quotas
         self._shadow = shadow
         self._leases = leases
+        self._common = common
         self._seat = seat
         self._trend = Trend(gate, journal.recent)
         self._files = Files()
@@ -140,6 +143,7 @@ class ControlPlane:
             "verdict": self._collector.verdict(),
             "policy": self._reload.status(),
             **({"shadow": self._journal.shadow.to_dict()} if self._shadow else {}),
+            **({} if self._common is None else {"common": self._common.status()}),
             **({} if self._seat is None else {"worker": self._seat.to_dict()}),
         }
 
@@ -255,6 +259,7 @@ def _quota(one: QuotaView) -> dict[str, Any]:
         "client": one.client,
         "used_tokens": one.used,
         "under_way_tokens": one.under_way,
+        "elsewhere_tokens": one.elsewhere,
         "quota_tokens": one.tokens,
         "window_s": one.window_s,
         "window_left_s": left_s,

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from gateway.core.appetite import appetite, steady
 from gateway.core.envelope import LEAST_SHARE
 from gateway.core.model import Granted, Outcome, Refused, Release, Released
-from gateway.tasks import TICK_S
+from gateway.tasks import Alarm
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable
+    from collections.abc import Awaitable, Callable, Collection
     from types import TracebackType
 
     from gateway.core.admission import Admission
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from gateway.core.appetite import Appetite
     from gateway.core.ledger import Hold
     from gateway.core.model import (
-        ClientRule,
         Grant,
         PoolId,
         PoolLimits,
         QueueRule,
-        QuotaView,
         Refusal,
         RequestId,
         Ticket,
@@ -170,8 +168,7 @@ class Gate:
         self._holders: set[RequestId] = set()  # granted, and not let go by their client
         self.voided: set[RequestId] = set()  # of these, whose server died
         self._clock: Callable[[], float] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None  # uvloop's handles forget theirs once they are done
+        self._alarm = Alarm(self._tick)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -189,7 +186,7 @@ class Gate:
         waiter: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         self._waiters[ident] = waiter
         try:
-            self._apply(step(self.now()))
+            self._apply(step(self._step()))
             del step
             if lease.rest is not None and not waiter.done():
                 lease.rest()
@@ -202,7 +199,7 @@ class Gate:
             if ident in self._holders:
                 self.settle(ident, Outcome.CANCELLED, Release.UNSENT)
             else:
-                self._apply(self.core.cancel(ident, self.now()))
+                self._apply(self.core.cancel(ident, self._step()))
             raise
         finally:
             self._waiters.pop(ident, None)
@@ -211,40 +208,40 @@ class Gate:
 
     def first_token(self, ident: RequestId) -> None:
         """See `Lease.first_token`."""
-        self._apply(self.core.first_token(ident, self.now()))
+        self._apply(self.core.first_token(ident, self._step()))
 
     def settle(self, ident: RequestId, outcome: Outcome, why: Release) -> None:
         """Release, once."""
         self._let_go(ident)
-        self._apply(self.core.settle(ident, outcome, self.now(), why))
+        self._apply(self.core.settle(ident, outcome, self._step(), why))
 
     def abandon(self, lease: Lease, outcome: Outcome) -> None:
         """Keep the reservation until confirmed, and say whom to abort."""
         self._let_go(lease.ticket.id)
-        self._apply(self.core.abandon(lease.ticket.id, outcome, self.now(), lease.grace_s))
+        self._apply(self.core.abandon(lease.ticket.id, outcome, self._step(), lease.grace_s))
         self._on_abandon(lease)
 
     # ---- for the watchers of servers -----------------------------------------------------------
 
     def confirmed(self, ident: RequestId) -> None:
         """The engine has shown an abandoned request gone."""
-        self._apply(self.core.confirm(ident, self.now()))
+        self._apply(self.core.confirm(ident, self._step()))
 
     def prolong(self, ident: RequestId, grace_s: float) -> None:
         """The engine says it is still at an abandoned request."""
-        self._apply(self.core.prolong(ident, self.now(), grace_s))
+        self._apply(self.core.prolong(ident, self._step(), grace_s))
 
     def resize(self, pool: PoolId, limits: PoolLimits) -> None:
         """A server (re)started, or policy changed."""
-        self._apply(self.core.resize(pool, limits, self.now()))
+        self._apply(self.core.resize(pool, limits, self._step()))
 
     def set_open(self, pool: PoolId, *, is_open: bool) -> None:
         """Whether work may start on a pool."""
-        self._apply(self.core.set_open(pool, self.now(), is_open=is_open))
+        self._apply(self.core.set_open(pool, self._step(), is_open=is_open))
 
     def pause(self, pool: PoolId, pause_s: float) -> None:
         """Nothing new starts on a pool for so many seconds."""
-        self._apply(self.core.pause(pool, self.now(), pause_s))
+        self._apply(self.core.pause(pool, self._step(), pause_s))
 
     def remove(self, pools: Collection[PoolId]) -> bool:
         """Forget pools that no request names any more; whether that could be done."""
@@ -259,7 +256,7 @@ class Gate:
 
         Replaces the last such charge; zero takes it away.
         """
-        self._apply(self.core.foreign(pool, kv, slots, self.now()))
+        self._apply(self.core.foreign(pool, kv, slots, self._step()))
 
     def occupied(self, pool: PoolId) -> tuple[int, int]:
         """What `occupy` last said: tokens, sequences."""
@@ -281,7 +278,7 @@ class Gate:
 
     def ceiling(self, pool: PoolId, ceiling: Amount, until: float) -> None:
         """Grant no more than that of a pool in all, until then (the loop's clock), and after it nothing."""
-        self._apply(self.core.ceiling(pool, ceiling, self.now(), until))
+        self._apply(self.core.ceiling(pool, ceiling, self._step(), until))
 
     def appetite(self, pool: PoolId) -> Appetite:
         """What is held of a pool, and what those who wait for it would take."""
@@ -307,7 +304,7 @@ class Gate:
 
     def retracted(self, pool: PoolId) -> None:
         """The engine took memory back from requests under way."""
-        self._apply(self.core.retracted(pool, self.now()))
+        self._apply(self.core.retracted(pool, self._step()))
 
     def share(self, pool: PoolId) -> float:
         """How much of a pool is planned with, by what was learned of it (see `core.envelope`)."""
@@ -325,11 +322,11 @@ class Gate:
 
     def void(self, pool: PoolId) -> None:
         """A server died."""
-        self._apply(self.core.void(pool, self.now()))
+        self._apply(self.core.void(pool, self._step()))
 
     def drain(self) -> None:
         """Refuse what waits and what comes; what runs may finish."""
-        self._apply(self.core.drain(self.now()))
+        self._apply(self.core.drain(self._step()))
 
     async def idle(self) -> None:
         """Wait until no client holds a lease."""
@@ -344,9 +341,9 @@ class Gate:
         """A snapshot of the books."""
         return self.core.view(self.now())
 
-    def quotas(self, rules: Iterable[ClientRule]) -> list[QuotaView]:
-        """How those of these clients stand that have a quota."""
-        return self.core.quotas(rules, self.now())
+    def heard(self) -> None:
+        """Other processes of the gate have said something, or should have."""
+        self._apply(self.core.heard(self.now()))
 
     def now(self) -> float:
         """The clock of every decision: the loop's, which is a system call to find."""
@@ -372,7 +369,7 @@ class Gate:
                 waiter = self._waiters[transition.id]
                 if not waiter.done():
                     waiter.set_exception(Shed(transition.refusal, transition.queued_s))
-        self._set_timer()
+        self._alarm.set(self.core.next_wakeup())
 
     def _let_go(self, ident: RequestId) -> None:
         self._holders.discard(ident)
@@ -380,21 +377,17 @@ class Gate:
         if not self._holders:
             self._idle.set()
 
-    def _set_timer(self) -> None:
-        """Wake in time, in a millisecond at the soonest. One that is too early is left to find that out."""
-        wake, at = self.core.next_wakeup(), self._timer_at
-        if wake is None or (at is not None and at <= wake):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = wake
-        at = max(wake, self.now() + TICK_S)
-        self._timer = asyncio.get_running_loop().call_at(at, self._tick)
+    def _step(self) -> float:
+        """When a step of the core is taken. The first after nobody was there for a while tells it so."""
+        now = self.now()
+        if away_s := self._alarm.overdue(now):
+            self.core.stood_still(away_s)
+        return now
 
     def _tick(self) -> None:
-        self._timer = self._timer_at = None
-        wake, now = self.core.next_wakeup(), self.now()
+        """Too early, it is left to find that out."""
+        wake, now = self.core.next_wakeup(), self._step()
         if wake is not None and wake <= now:
             self._apply(self.core.advance(now))
         else:
-            self._set_timer()
+            self._alarm.set(wake)

@@ -1,8 +1,8 @@
 """What one gate of several processes on one port has for itself, and which part of the policy is its.
 
 Without a seat a gate is alone and has everything. Bounds on how many wait or run are divided, so that
-together they are what the policy says; what would refuse a request for ever, were it divided, holds in
-each (see docs/scale.md). Files have one writer: each process has its own, by its number.
+together they are what the policy says; what would refuse a request for ever, were it divided, is counted
+by all in common (see docs/scale.md). Files have one writer: each process has its own, by its number.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
 T = TypeVar("T")
 
@@ -22,6 +23,10 @@ moved, swapped out, asleep), or the loop was held up. What came meanwhile lies u
 ROOM_S = 0.5
 """How long the loop may then read what lies there before anybody is told that nothing came: one piece of
 every connection takes it milliseconds."""
+
+BEAT_S = 1.0
+"""How often an alarm that is set for later is looked at: by so much, at most, a time in which nobody was
+there is taken for shorter than it was."""
 
 _live: set[asyncio.Task[Any]] = set()
 
@@ -66,3 +71,48 @@ async def in_time(seconds: float) -> AsyncIterator[None]:
             yield
         finally:
             timers[-1].cancel()
+
+
+class Alarm:
+    """One timer that calls `ring` in time, and by which is seen that nothing was called for a while."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+        self._wake: float | None = None  # uvloop's handles forget theirs once they are done
+        self._due = math.inf
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it will ring."""
+        return self._timer is not None
+
+    def set(self, wake: float | None) -> None:
+        """Ring at that time, in a millisecond at the soonest; earlier too, and then it is to be set again.
+
+        One that is set for earlier stays.
+        """
+        if wake is None or (self._wake is not None and self._wake <= wake):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._wake = min(wake, now + BEAT_S)
+        self._due = max(self._wake, now + TICK_S)
+        self._timer = loop.call_at(self._due, self._rings)
+
+    def overdue(self, now: float) -> float:
+        """For how long nobody was there to hear it, if that has not been told, and until what came
+        meanwhile is read; 0 where it is in time."""
+        late = now - self._due
+        if late <= LATE_S:
+            return 0.0
+        self._due = math.inf
+        return late + ROOM_S
+
+    def _rings(self) -> None:
+        self._timer = self._wake = None
+        self._ring()
+        if self._timer is None:
+            self._due = math.inf

@@ -35,4 +35,5 @@ shares, order), `books` (all state and the moves between), `choice` (who starts 
 Where several gates share a server: `amount` (a vector over the ledgers), `appetite` (what the books hold
 and want), `lease` (the table of shares), `witness` (who is gone), `tenant` (one gate's side). They meet
 the books in one place: `Admission.ceiling` bounds what may be granted of a pool, not who may wait.
+What processes only hear of each other is in `others`; `quota`, `flows` and `quarantine` count it.
 """

@@ -28,6 +28,7 @@ from gateway.core.model import (
     Resized,
     View,
 )
+from gateway.core.others import Use
 from gateway.core.sums import LedgerError
 from gateway.core.turns import NOBODY, Turns
 
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
         Ticket,
         Transition,
     )
+
+
+NO_USE = Use()
+"""Of whom there is nothing to say."""
 
 
 class Admission(Turns):
@@ -280,6 +285,22 @@ class Admission(Turns):
 
     # ---- time and views ------------------------------------------------------------------------
 
+    def stood_still(self, seconds: float) -> None:
+        """For so long nobody could take a step here: that is no time that anybody has waited.
+
+        Said before the first step after it. Who waits, or may have to again, is given it back, and so
+        is who lingers: its engine could not be asked. What clients wait by their own clocks stays.
+        """
+        for flow in self.books.flows.values():
+            for entry in flow.waiting:
+                self._give(entry, seconds)
+                self.books.at(entry.expires, Timer.EXPIRE, entry.ticket.id)
+        for ident, held in self.books.held.items():
+            self._give(held.entry, seconds)
+            if held.lingering and (hold := self.books.live(ident)) is not None:
+                hold.linger_until += seconds
+                self.books.at(hold.linger_until, Timer.GRACE, ident)
+
     def advance(self, now: float) -> list[Transition]:
         """Do what is due at `now`, then start everything that fits."""
         out = self._due(now)
@@ -298,6 +319,24 @@ class Admission(Turns):
         """How those of these clients stand that have a quota."""
         looks = (self.meters.look(rule, self.books.under_way(rule), now) for rule in rules)
         return [look for look in looks if look is not None]
+
+    def uses(self, rules: Iterable[ClientRule], now: float) -> dict[str, Use]:
+        """What other processes are to know of those of these clients that have a limit of tokens."""
+        found = {}
+        for rule in rules:
+            flow = self.books.flows.get(rule.name)
+            held = flow.held if flow is not None and rule.max_held_tokens is not None else 0
+            use = self.meters.use(rule, self.books.under_way(rule), held, now)
+            if use != NO_USE:
+                found[rule.name] = use
+        return found
+
+    def heard(self, now: float) -> list[Transition]:
+        """Others may have said something, or too long nothing: who waits for them may start."""
+        self.others.look(now)
+        for flow in self.books.flows.values():
+            flow.look(now)
+        return self.advance(now)
 
     # ---- the door ------------------------------------------------------------------------------
 

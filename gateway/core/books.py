@@ -17,6 +17,7 @@ from gateway.core.least import Least
 from gateway.core.ledger import Hold, PoolLedger
 from gateway.core.lengths import LengthBook, prior_of
 from gateway.core.model import ClientView, PoolView, QueueView, View
+from gateway.core.others import Others
 from gateway.core.prefix import Prefixes
 from gateway.core.sums import LedgerError
 from gateway.core.ttft import TtftModel
@@ -95,7 +96,8 @@ class Held:
 class Books:
     """State of the core. One writer: `Admission`."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Others | None = None) -> None:
+        self.others = Others() if others is None else others
         self.pools: dict[PoolId, Pool] = {}
         self.flows: dict[str, Flow] = {}
         self.waiting: dict[RequestId, Flow] = {}
@@ -129,7 +131,7 @@ class Books:
         flow = self.flows.get(client.name)
         if flow is None:
             # Tags of its earlier requests, which may come back, are behind: they were here first.
-            flow = self.flows[client.name] = Flow(client, served=self._tags)
+            flow = self.flows[client.name] = Flow(client, served=self._tags, others=self.others)
         if entry.seq >= flow.newest:
             flow.rule, flow.newest = client, entry.seq
         return flow
@@ -252,14 +254,15 @@ class Books:
         place.grants += 1
         if not ledger.confidence.wants or 4 * place.grants < len(ledger.holds):
             return
+        if 2 * ledger.worst < ledger.limit:
+            return  # no horizon can matter
         place.grants = 0
         members = {
             ident: (hold.occupied, hold.each, hold.demand.slots)
             for ident, hold in ledger.holds.items()
             if hold.lengths is not None
         }
-        outlook = ledger.outlook
-        ledger.confidence.watch(members, outlook.mean, outlook.var, outlook.skew)
+        ledger.confidence.watch(members, *ledger.outlook.moments(), ledger.limit)
 
     def live(self, ident: RequestId) -> Hold | None:
         """The reservation of a request, if it has one."""

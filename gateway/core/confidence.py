@@ -8,6 +8,9 @@ an online quantile is tracked (adaptive conformal inference): up by STEP x (1 - 
 down by STEP x MISS when it held to its end. In the long run a share MISS of forecasts is broken,
 whatever the distribution.
 
+A forecast of which no horizon mattered says nothing, however it ends, and is not written down: a night of
+short answers would otherwise take z to its least, and the morning would begin without a margin.
+
 A retraction, or a pool fuller than 97 %, says at once what cohorts would say in minutes: z rises by
 half for a minute (from there on a decode step may find no page: TPOT x4 above 98 % was reported).
 """
@@ -39,6 +42,9 @@ STEP = 0.25
 COHORTS = 8
 """Forecasts watched at a time: enough to learn in minutes, few enough to cost nothing."""
 
+FAR = 3.0
+"""A horizon matters where the pool might, at so many standard deviations, be half full then."""
+
 ALARM = 0.5
 ALARM_S = 60.0
 FULL = 0.97
@@ -50,6 +56,11 @@ class _Member:
     generated: int  # per sequence, then
     sequences: int
     reached: int = 0  # index of the first horizon not yet reached
+
+
+def matters(mean: float, var: float, limit: float) -> bool:
+    """Whether a pool of `limit` tokens might be half full at a horizon."""
+    return mean + reach(var, 0.0, FAR) >= limit / 2
 
 
 class _Cohort:
@@ -78,8 +89,8 @@ class _Cohort:
             index = member.reached
             self._held[index] += member.base + HORIZONS[index] * member.sequences
             mean, var, skew = self._moments[index]
-            matters = mean + reach(var, 0.0, 3.0) >= limit / 2
-            breaks = breaks or (matters and self._held[index] > mean + reach(var, skew, z))
+            passed = self._held[index] > mean + reach(var, skew, z)
+            breaks = breaks or (passed and matters(mean, var, limit))
             member.reached += 1
         if breaks and not self.broken:
             self.broken = True
@@ -116,8 +127,11 @@ class Confidence:
         mean: Sequence[float],
         var: Sequence[float],
         skew: Sequence[float],
+        limit: float,
     ) -> None:
-        """Watch a forecast of (tokens held, generated per sequence, sequences) each."""
+        """Watch a forecast of (tokens held, generated per sequence, sequences) each, if it matters."""
+        if not any(matters(at, spread, limit) for at, spread in zip(mean, var, strict=True)):
+            return
         watched = {ident: _Member(*each) for ident, each in members.items()}
         cohort = _Cohort(watched, mean, var, skew)
         self._cohorts.append(cohort)

@@ -70,15 +70,18 @@ def _narrowed(limits: PoolLimits, client: ClientRule) -> PoolLimits:
 def over_quota(spent: Spent) -> Refusal:
     """The refusal of a client that has used up its tokens. Without an end of its window it names no
     time: its own requests under way will end and show what they really took."""
+    others = (
+        f" ({spent.elsewhere} of these in other processes of this gate)" if spent.elsewhere else ""
+    )
     if spent.ends_in_s is None:
         message = (
-            f"{spent.used} tokens used and {spent.under_way} expected by your requests under way "
-            f"reach your quota of {spent.tokens}"
+            f"{spent.used} tokens used and {spent.under_way} expected by your requests under way"
+            f"{others} reach your quota of {spent.tokens}"
         )
     else:
         message = (
-            f"{spent.used} tokens used of your quota of {spent.tokens}; the next window begins in "
-            f"{spent.ends_in_s:.0f} s"
+            f"{spent.used} tokens used of your quota of {spent.tokens}{others}; the next window begins "
+            f"in {spent.ends_in_s:.0f} s"
         )
     left = max(0, spent.tokens - spent.used)
     return Refusal(

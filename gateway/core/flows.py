@@ -10,6 +10,10 @@ A *flow* is the line of one client. Three rules keep a runaway from being anybod
   most ALPHA × what then still is free, so that a newcomer finds room at once.
 - A client that holds nothing may always start, and a client that is alone may use everything.
 
+`max_held_tokens` is of all processes of the gate together, as far as they have heard of each other:
+**bound: a client holds no more than that, and what the other processes let start after they wrote what was
+heard of them last, and one request in each process where it held nothing and waited `ELSEWHERE_S`.**
+
 Within a line, conversations take turns (weighted fair queueing, Demers 1989): a request's tag is
 where its conversation's last one ended, in KV tokens needed, or where service has come to, if that is
 later; the least tag goes first, and with each start service comes further by what was needed over the
@@ -27,6 +31,8 @@ from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING
+
+from gateway.core.others import Others
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -46,6 +52,11 @@ VTC gives it; keeping free what the others usually ask for, instead of a part of
 measured 1.4 × at the same output: a burst of victims shrinks this threshold, not that one."""
 
 
+ELSEWHERE_S = 10.0
+"""How long a client that holds nothing here may be kept waiting by what it holds at other processes of the
+gate: small work that goes on and on there would keep one large request here for ever. A twelfth of the
+longest wait allowed by default."""
+
 SESSIONS = 64
 """Conversations of a client remembered beyond those that wait, before old ones are looked for."""
 
@@ -63,6 +74,7 @@ class Entry:
     lengths: Lengths | None = None  # of its client's answers, see lengths
     passed: int = 0  # KV tokens granted past it while it was blocked or held back, see choice
     came_back: bool = False  # when it was told to
+    given: float = 0.0  # seconds of its wait in which there was no gate, see Admission.stood_still
     tag: float = 0.0  # its place in line, see the module
 
     @property
@@ -89,6 +101,9 @@ class Flow:
     ends: dict[str | None, float] = field(
         default_factory=dict
     )  # of each conversation's last request
+    others: Others = field(default_factory=Others)
+    owed: bool = False
+    """It holds nothing here and has waited long for what it holds elsewhere: one may start."""
 
     @property
     def active(self) -> bool:
@@ -107,11 +122,25 @@ class Flow:
         return len(self.waiting) / self.rule.weight
 
     def within_own_limits(self, demand: Demand) -> bool:
-        """Whether policy lets this client hold `demand` more."""
+        """Whether policy lets this client hold `demand` more. What it holds at other processes of the
+        gate counts as well, as far as it was heard; but not for ever against the first one here."""
         rule = self.rule
         if rule.max_inflight is not None and self.inflight >= rule.max_inflight:
             return False
-        return rule.max_held_tokens is None or self.held + demand.kv <= rule.max_held_tokens
+        if rule.max_held_tokens is None:
+            return True
+        return self.held + self.elsewhere + demand.kv <= rule.max_held_tokens
+
+    @property
+    def elsewhere(self) -> int:
+        """Tokens held at other processes of the gate that count here."""
+        return 0 if self.owed and not self.held else self.others.held.get(self.rule.name, 0)
+
+    def look(self, now: float) -> None:
+        """What others hold may have changed."""
+        self.owed = (
+            not self.held and bool(self.waiting) and now - self.waiting[0].since >= ELSEWHERE_S
+        )
 
     def tag(self, entry: Entry) -> float:
         """The start tag of a newcomer; its conversation's next one starts where it ends."""

@@ -225,7 +225,10 @@ class PoolLedger:
             self.plain += 1
         else:
             self.mirror.starting += demand.start
-            self.outlook.put(ident, self.term(demand, hold.lengths))
+            if self.worst <= self.limit:
+                self.outlook.enter(ident, hold)
+            else:
+                self.outlook.put(ident, self.term(demand, hold.lengths))
 
     def prefilled(self, ident: RequestId, now: float) -> bool:
         """The prompt is in: give its prefill share back. False if that had happened before."""
@@ -311,8 +314,8 @@ class PoolLedger:
                 self.follow(ident, hold)
             if not left or hold.prefilling or hold.lengths is None:
                 continue
-            each = hold.each
-            if each - self.outlook.terms[ident].at >= max(FRESH, each // 8):
+            each, at = hold.each, self.outlook.made_at(ident)
+            if at is not None and each - at >= max(FRESH, each // 8):
                 demand = hold.demand
                 term = Term(hold.occupied, each, demand.slots, demand.cap, hold.lengths)
                 self.outlook.put(ident, term)
@@ -335,7 +338,7 @@ class PoolLedger:
     @property
     def reserved(self) -> int:
         """KV tokens spoken for: all that was charged, or what the pool is forecast to come to."""
-        if self.plain or not self.outlook.terms:
+        if self.plain or not self.outlook:
             return self.kv
         return min(self.worst, max(self.used, math.ceil(self.outlook.peak(self.z))))
 

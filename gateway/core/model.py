@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING, NamedTuple, NewType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,19 +42,14 @@ class Lead:
 NO_LEAD = Lead(array("q"), array("q"))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PoolId:
-    """One KV pool: a data-parallel rank of one server."""
+class PoolId(NamedTuple):
+    """One KV pool: a data-parallel rank of one server. A tuple, as each decision hashes it thirty times."""
 
     backend: str
     rank: int = 0
 
     def __str__(self) -> str:
         return self.backend if self.rank == 0 else f"{self.backend}#{self.rank}"
-
-    def __hash__(self) -> int:
-        """A text remembers its own; each decision asks thirty times."""
-        return hash(self.backend) + self.rank
 
 
 class Code(StrEnum):
@@ -349,6 +344,7 @@ class QuotaView:
     tokens: int
     window_s: float
     left_s: float | None  # of that window; None: the next request opens one
+    elsewhere: int = 0  # used and under way at other processes of the gate, as far as was heard
 
 
 @dataclass(frozen=True, slots=True)

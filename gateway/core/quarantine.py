@@ -3,7 +3,8 @@
 Three memories, each a few numbers:
 
 - `Quarantine`: *which requests* were in flight. One that was there at two deaths, and was not
-  served in between, is refused from then on.
+  served in between, is refused from then on. Deaths at which it was in flight at other processes of the
+  gate count as well, once they are heard of (see `others`); one that several of them saw is one.
 - `Ramp`: *how much prefill* was under way, and whether the server has generated anything since it
   was reached. Until it has, it is on trial: one prompt at a time, `TRIAL` sequences at most. After a
   death it then doubles with each prompt that comes through, and stops below what was in prefill at
@@ -18,8 +19,11 @@ elsewhere), never by their words.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from gateway.core.others import Others, Strikes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +35,12 @@ busy server dozens are in flight and one is the cause; all of them are put back.
 FORGET_S = 3600.0
 """How long a death counts against a request. An agent that repeats a request for ever has changed
 it within an hour, or its operator has."""
+
+ECHO_S = 60.0
+"""Within this, two processes that saw the same start of a server end mean one death: as long as one of
+them may find no way to it before it gives up (`Pace.cut_off_s`), and all others know sooner. SGLang before
+0.5.17 with a pinned seed starts alike each time: there two deaths within it that two processes saw count
+as one, and a request may be in flight at a third."""
 
 KEEP = 4096
 """Most requests remembered, the oldest go first: 16 deaths of a full queue (256), half a MB."""
@@ -66,46 +76,87 @@ LONGEST_HOLD_S = 600.0
 """Longest pause: a probe every ten minutes costs little and finds a repaired server soon enough."""
 
 
-@dataclass(slots=True)
-class _Strikes:
-    deaths: int
-    last: float
-
-
 class Quarantine:
     """Marks of requests that were in flight when a server died. Bounded, and it forgets."""
 
-    def __init__(self, *, keep: int = KEEP, forget_s: float = FORGET_S) -> None:
+    def __init__(
+        self, others: Others | None = None, *, keep: int = KEEP, forget_s: float = FORGET_S
+    ) -> None:
         self._keep = keep
         self._forget_s = forget_s
-        self._marks: dict[bytes, _Strikes] = {}  # the longest unchanged first
+        self._others = Others() if others is None else others
+        self._marks: dict[bytes, Strikes] = {}  # the longest unchanged first
+        self._served: dict[bytes, float] = {}  # while others have something against them
 
     def __len__(self) -> int:
         return len(self._marks)
 
-    def died(self, marks: Iterable[bytes], now: float) -> None:
-        """A server died with these in flight; each counts once, however often it is there."""
+    def __bool__(self) -> bool:
+        return bool(self._marks) or self._others.knows_strikes
+
+    @property
+    def strikes(self) -> dict[bytes, Strikes]:
+        """What is remembered here, for others."""
+        return dict(self._marks)
+
+    def answered(self, now: float) -> dict[bytes, float]:
+        """What was answered here that others have something against."""
+        old = [mark for mark, at in self._served.items() if now - at > self._forget_s]
+        for mark in old:
+            del self._served[mark]
+        return dict(self._served)
+
+    def died(self, marks: Iterable[bytes], now: float, start: str = "") -> None:
+        """A server died with these in flight; each counts once, however often it is there. `start`
+        names which start of which server that was."""
+        death = Strikes(1, now, start)
         for mark in dict.fromkeys(marks):
-            known = self._marks.pop(mark, None)
-            fresh = known is None or now - known.last > self._forget_s
-            before = 0 if known is None or fresh else known.deaths
-            self._marks[mark] = _Strikes(before + 1, now)
+            before = self._count(mark, now, apart_from=death)
+            self._marks.pop(mark, None)
+            self._marks[mark] = Strikes(before + 1, now, start)
         self._drop(now)
 
-    def served(self, mark: bytes) -> None:
+    def served(self, mark: bytes, now: float) -> None:
         """This request was answered to its end: it is not what the server died of."""
         self._marks.pop(mark, None)
+        if any(True for _ in self._others.struck(mark)):
+            self._served.pop(mark, None)
+            self._served[mark] = now
+            while len(self._served) > self._keep:
+                del self._served[next(iter(self._served))]
+
+    def forget(self) -> None:
+        """Marks are made in another way from now on: none of these will be met again."""
+        self._marks.clear()
+        self._served.clear()
 
     def deaths(self, mark: bytes, now: float) -> int:
         """How many deaths count against it."""
-        known = self._marks.get(mark)
-        if known is None or now - known.last > self._forget_s:
-            return 0
-        return known.deaths
+        return self._count(mark, now)
 
     def refuses(self, mark: bytes, now: float) -> bool:
         """Whether it was in flight too often."""
         return self.deaths(mark, now) >= STRIKES
+
+    def _count(self, mark: bytes, now: float, *, apart_from: Strikes | None = None) -> int:
+        """At least so many different deaths. Whoever strikes adds to what he has heard of, so the most
+        that one says is true; beside that, last deaths that are not the same are different ones."""
+        known = list(self._others.struck(mark))
+        if (mine := self._marks.get(mark)) is not None:
+            known.append(mine)
+        served = (self._served.get(mark), self._others.served(mark))
+        since = max((at for at in served if at is not None), default=-math.inf)
+        most, apart = 0, list[Strikes]()
+        for one in sorted(known, key=lambda one: one.last):
+            if now - one.last > self._forget_s or one.last <= since:
+                continue
+            if apart_from is not None and one is not mine and _same(one, apart_from):
+                most = max(most, one.deaths - 1)
+                continue
+            most = max(most, one.deaths)
+            if not any(_same(one, other) for other in apart):
+                apart.append(one)
+        return max(most, len(apart))
 
     def _drop(self, now: float) -> None:
         while self._marks:
@@ -113,6 +164,11 @@ class Quarantine:
             if len(self._marks) <= self._keep and now - self._marks[mark].last <= self._forget_s:
                 return
             del self._marks[mark]
+
+
+def _same(one: Strikes, other: Strikes) -> bool:
+    """Whether two processes mean the same death with their last one."""
+    return one.start == other.start and abs(one.last - other.last) <= ECHO_S
 
 
 @dataclass(slots=True)

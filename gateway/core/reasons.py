@@ -25,9 +25,11 @@ def waits_for(books: Books, entry: Entry, now: float) -> str:
         return "for its server, which is not ready"
     pools = [pool for pool in pools if pool.paused_until <= now]
     if not pools:
-        return "for a server that says it is full"
+        return "for a server that takes nothing new for the moment"
     flow = books.waiting[entry.ticket.id]
     if not any(flow.within_own_limits(demand) for demand in entry.demands.values()):
+        if flow.elsewhere:
+            return "for its client's own requests to end, here or in other processes of this gate"
         return "for its client's own requests to end"
     if all(_on_trial(pool) for pool in pools):
         return "for a server that has been reached anew and gets few requests until it answers one"

@@ -24,6 +24,7 @@ from gateway.core.model import (
     Released,
     RequestId,
 )
+from gateway.core.others import Others
 from gateway.core.quota import Meters
 from gateway.core.reasons import waits_for
 from gateway.core.recall import Recall
@@ -56,8 +57,9 @@ class Turns:
         self, queue: QueueRule, *, now: float = 0.0, jitter: Callable[[], float] = lambda: 0.0
     ) -> None:
         self.queue = queue
-        self.books = Books()
-        self.meters = Meters()
+        self.others = Others()
+        self.books = Books(self.others)
+        self.meters = Meters(self.others)
         self._jitter = jitter
         self._drain = DrainRate(started=now)
         self._recall = Recall()
@@ -121,14 +123,23 @@ class Turns:
                     self._watch_pace(ident, now)
 
     def _expires(self, ticket: Ticket, demands: dict[PoolId, Demand], now: float) -> float:
-        """When waiting is of no use any more: sooner than its deadline by what its prompt takes."""
-        until = now + self.queue.max_wait_s
+        """When waiting is of no use any more."""
+        return min(now + self.queue.max_wait_s, max(self._useful(ticket, demands), now))
+
+    def _useful(self, ticket: Ticket, demands: dict[PoolId, Demand]) -> float:
+        """Until when its client waits: sooner than its deadline by what its prompt takes."""
         if ticket.deadline is None:
-            return until
+            return math.inf
         takes = (
             self.books.pools[pool].alone_s(demand, ticket.lead) for pool, demand in demands.items()
         )
-        return min(until, max(ticket.deadline - min(takes), now))
+        return ticket.deadline - min(takes, default=0.0)
+
+    def _give(self, entry: Entry, seconds: float) -> None:
+        """Let it wait so much longer, but not longer than its client does."""
+        entry.given += seconds
+        until = min(entry.expires + seconds, self._useful(entry.ticket, entry.demands))
+        entry.expires = max(entry.expires, until)
 
     # ---- ends ----------------------------------------------------------------------------------
 
@@ -202,7 +213,9 @@ class Turns:
         match what:
             case Timer.EXPIRE:
                 if ident in self.books.waiting:
-                    self._expire(self.books.entry(ident), now, out)
+                    entry = self.books.entry(ident)
+                    if entry.expires <= now:  # else it was given more time, and another timer
+                        self._expire(entry, now, out)
             case Timer.PREFILLED | Timer.GRACE if (hold := self.books.live(ident)) is not None:
                 self._overdue(what, ident, hold, now, out)
             case Timer.PACE:
@@ -224,7 +237,8 @@ class Turns:
         """It waited as long as is of use."""
         ticket, why = entry.ticket, waits_for(self.books, entry, now)
         waited = f"waited {now - entry.since:.0f} s {why}"
-        if ticket.deadline is not None and ticket.deadline < entry.since + self.queue.max_wait_s:
+        until = entry.since + self.queue.max_wait_s + entry.given
+        if ticket.deadline is not None and ticket.deadline < until:
             message = f"{waited}; its first token could no longer come in time"
             self._evict(ticket.id, Code.DEADLINE_UNREACHABLE, message, now, out)
         else:

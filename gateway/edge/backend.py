@@ -50,9 +50,10 @@ SETTLE_S = 1.0
 engine tokenizes first, which takes 0.1-0.5 s for 100,000 tokens, one request after the other."""
 
 DOUBT_S = 5.0
-"""How long a new request waits to hear whether a server lives of which one broke connection makes it
-doubtful. One that lives has said so, and is open again, after a tenth of a second; this is what a connection
-may take to be made."""
+"""How long a new request waits to hear whether a server lives of which one broken connection makes it
+doubtful, or what one is like that a gate meets which has just been started. One that lives has said so, and
+is open again, after a tenth of a second, a tokenizer is read in two; this is what a connection may take to be
+made."""
 
 PROOFS = 2
 """Loads in a row that must show a request gone: one may have been taken between two events."""
@@ -92,7 +93,7 @@ class Backend:
         self.watch: Watch | None = None
         self.alive: Callable[[], None] = lambda: None
         """To be called when a byte of a real answer came: the watch's, with nothing between."""
-        self._expected_until = -math.inf
+        self._expected_until = math.inf  # it has not been asked yet
         self.life = 0
         """Grows when what it held is written off."""
         self.deaths = 0  # with requests in flight
@@ -205,9 +206,15 @@ class Backend:
     @property
     def expected(self) -> bool:
         """Whether it takes nothing for now, and it is a matter of moments to know for how long: it is
-        being asked whether it lives."""
+        being asked whether it lives, or for the first time what it is."""
         waits = not self.ready and not self.leaving and self.held is None
         return waits and self.now() < self._expected_until
+
+    def opens(self) -> None:
+        """It takes work from now on."""
+        self.held = None
+        self.ready = not self.leaving
+        self._expected_until = -math.inf
 
     def away(self) -> None:
         """It was asked, and can not be used."""

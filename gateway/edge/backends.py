@@ -276,8 +276,7 @@ class Fleet:
                     await backend.watch.asked.wait()
         state = backend.watch.snapshot().state if backend.watch is not None else Life.READY
         if backend.facts is facts and state is Life.READY:
-            backend.held = None
-            backend.ready = not backend.leaving
+            backend.opens()
             self.open.set()
             self._deaths.opened(backend, facts, self.notes[backend.name])
             for pool in backend.pools:

@@ -64,8 +64,10 @@ class TooSlow(Unread):
 class Garbled(Unread):
     """The body does not come out of its coding or framing."""
 
-    def __init__(self) -> None:
-        super().__init__("the body does not follow its transfer or content encoding")
+    def __init__(
+        self, words: str = "the body does not follow its transfer or content encoding"
+    ) -> None:
+        super().__init__(words)
 
 
 class Coded(Unread):
@@ -75,6 +77,9 @@ class Coded(Unread):
 UNPACKED = {"gzip", "deflate", "br", "zstd"}
 """What aiohttp takes for a coding; of these it unpacks br and zstd only where their libraries are
 installed, and says so itself (see `face`)."""
+
+CHUNKED = "chunked"
+FRAMED = "the transfer-encoding of a request may be chunked, and nothing beside it"
 
 PLAIN = {"", "identity"}
 """How a coding is named that changes nothing."""
@@ -87,16 +92,31 @@ def _understood(request: BaseRequest) -> bool:
     return PLAIN.issuperset(codings) or (len(codings) == 1 and codings[0] in UNPACKED)
 
 
-async def read(request: BaseRequest, limit: int, within_s: float) -> bytes:
-    """The whole body, unpacked where it came compressed; `limit` is for what that makes of it.
+def _framed(request: BaseRequest) -> bool:
+    """Whether nothing was done to the body but to cut it in chunks: aiohttp takes `gzip, chunked` for
+    chunked, and would give the compressed bytes as they are."""
+    codings = request.headers.getall("transfer-encoding", ())
+    return all(coding.strip().lower() == CHUNKED for coding in codings)
 
-    Raises TooLarge, before reading what was announced too large, TooSlow after `within_s`, and Coded,
-    before reading, or Garbled, after which the connection carries no other request: where one begins is
-    not known.
-    """
+
+def _check_codings(request: BaseRequest) -> None:
+    """Raises Coded or Garbled."""
     if not _understood(request):
         _last(request)
         raise Coded
+    if not _framed(request):
+        _last(request)
+        raise Garbled(FRAMED)
+
+
+async def read(request: BaseRequest, limit: int, within_s: float) -> bytes:
+    """The whole body, unpacked where it came compressed; `limit` is for what that makes of it.
+
+    Raises TooLarge, before reading what was announced too large, TooSlow after `within_s`, and Coded or
+    Garbled, some of it before reading, after which the connection carries no other request: where one
+    begins is not known.
+    """
+    _check_codings(request)
     announced = request.content_length
     if announced is not None and announced > limit:
         raise TooLarge(announced, limit)

@@ -2,7 +2,9 @@
 
 A browser asks first (a preflight, without a key), and shows a page only answers that name its origin. How
 an answer came about does not matter, so the headers are put on where all of them pass: when its head
-is written. The engine's own are never passed on (see `relay`): SGLang allows every page.
+is written. The engine's own are never passed on (see `relay`): SGLang allows every page. Who is one
+connection too many, or sends a head that cannot be read, is answered without them: from which page that
+came is not known, and what a browser asks first would be refused with it.
 
 Allowed is never to send credentials of the browser's: the gate knows no cookies, and a key that a page
 sends it has got from whoever reads it.
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "access-control-"
 """Begins the names of all these headers."""
+
+_ALLOWED: Final = f"{PREFIX}allow-origin"
 
 EXPOSED: Final = (
     *("x-request-id", "retry-after", "x-should-retry"),
@@ -77,16 +81,20 @@ class Cors:
     def meet(self, request: web.BaseRequest) -> None:
         """See where a request comes from, so that its answer is told rightly."""
         origin = request.headers.get("origin")
-        if origin is None or (allowed := self._allowed(origin)) is None:
-            return
-        request[_TOLD] = {f"{PREFIX}allow-origin": allowed, **self._told}
-        if allowed != EVERY:  # or whoever keeps answers would give this one to another page
-            request[_TOLD]["vary"] = "origin"
+        told: dict[str, str] = {}
+        if origin is not None and (allowed := self._allowed(origin)) is not None:
+            told = {_ALLOWED: allowed, **self._told}
+        if self._origins and EVERY not in self._origins:
+            # Whoever keeps answers would else give one to another page: this one, or one without these
+            # headers that nobody or a stranger asked for.
+            told["vary"] = "origin"
+        if told:
+            request[_TOLD] = told
 
     def preflight(self, request: web.BaseRequest) -> web.Response | None:
         """The whole answer where a browser only asks whether an allowed page may send a request."""
         methods = routes.methods(request.rel_url.raw_path)
-        if not methods or _TOLD not in request or not _is_preflight(request):
+        if not methods or _ALLOWED not in request.get(_TOLD, ()) or not _is_preflight(request):
             return None
         headers = {
             f"{PREFIX}allow-methods": ", ".join(methods),

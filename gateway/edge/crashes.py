@@ -1,7 +1,7 @@
 """Crash reports: what a server was at when it died, as a file of numbers.
 
-Sizes, books and times; no word of any request or answer, no key. Marks (see `flight`) let two
-reports of one process be compared: the same mark is the same request.
+Sizes, books and times; no word of any request or answer, no key. Marks (see `marks`) let two reports be
+compared, of one process or of those that share a store: the same mark is the same request.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ def _flight(flight: Flight, now: float) -> dict[str, Any]:
     }
 
 
-def marked(scene: Scene, flights: Sequence[Flight]) -> Scene:
+def marked(scene: Scene, marks: Sequence[bytes]) -> Scene:
     """The scene with the marks of its flights, which are made only when a server did die."""
-    for row, flight in zip(scene["in_flight"], flights, strict=True):
-        row["mark"] = flight.mark().hex()
+    for row, mark in zip(scene["in_flight"], marks, strict=True):
+        row["mark"] = mark.hex()
     return scene
 
 

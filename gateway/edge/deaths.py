@@ -10,7 +10,8 @@ has just answered. SGLang's own warm-up sees to that at its start.
 **Death.** The moment a server is suspected, the scene is put down: what was in flight, how full the books
 were. Most suspicions are nothing and the scene is dropped. If the server has died, then once:
 
-- each request that was in flight gets a strike; with two it is refused (`core.quarantine`),
+- each request that was in flight gets a strike; with two it is refused (`core.quarantine`), here and
+  by other processes of the gate that hear of it (`common`),
 - the next start begins with one prompt at a time, and stops short of what was in prefill,
 - after three such deaths in ten minutes the server is left alone for a while, and an operator is
   told so in plain words, in the log and in /status,
@@ -23,6 +24,7 @@ is logged and nothing more.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.core.model import UNBOUNDED, Code, Refusal
@@ -30,6 +32,7 @@ from gateway.core.quarantine import CrashLoop, Quarantine, Ramp
 from gateway.disk import Clerk
 from gateway.edge.crashes import check, marked, scene_of, write
 from gateway.edge.failures import Failures
+from gateway.edge.marks import Marks
 from gateway.edge.overruns import Overruns
 from gateway.edge.truncations import Truncations
 from gateway.tasks import spawn
@@ -68,9 +71,18 @@ class Deaths:
     """One memory for all servers of a fleet. Nothing here raises, or awaits but `start`."""
 
     def __init__(
-        self, gate: Gate, reaper: Reaper, log: FilteringBoundLogger, folder: Path | None
+        self,
+        gate: Gate,
+        reaper: Reaper,
+        log: FilteringBoundLogger,
+        folder: Path | None,
+        secret: str = "",
     ) -> None:
-        self.quarantine = Quarantine()
+        """`secret`: see `Marks`."""
+        self.marks = Marks(secret)
+        self.quarantine = Quarantine(gate.core.others)
+        self.on_strike: Callable[[], None] = lambda: None
+        """Told that somebody was in flight at a death."""
         self.failures = Failures(gate, log)
         self._truncations = Truncations(log)
         self._overruns = Overruns(log)
@@ -124,10 +136,13 @@ class Deaths:
         memory.loop.died(now)
         memory.ramp = memory.ramp or Ramp(UNBOUNDED)
         memory.ramp.died(memory.in_prefill, UNBOUNDED)
-        self.quarantine.died((flight.mark() for flight in flights), now)
+        marks = [self.marks.of_flight(flight) for flight in flights]
+        start = "" if backend.facts is None else f"{backend.name} {backend.facts.started_key}"
+        self.quarantine.died(marks, now, start)
+        self.on_strike()
         if scene is not None and self._folder is not None:
             _ = spawn(
-                self._report(self._folder, marked(scene, flights)), f"crash report {backend.name}"
+                self._report(self._folder, marked(scene, marks)), f"crash report {backend.name}"
             )
 
     def away(self, backend: Backend, reason: str) -> None:
@@ -248,9 +263,9 @@ class Deaths:
         now = self._gate.now()
         self._overruns.look(flight.record, now)
         if cut:
-            self._truncations.cut(flight, now)
+            self._truncations.cut(flight.record, partial(self.marks.of_flight, flight), now)
         if self.quarantine:
-            self.quarantine.served(flight.mark())
+            self.quarantine.served(self.marks.of_flight(flight), self._gate.now())
 
     # ---- inside ----------------------------------------------------------------------------------
 

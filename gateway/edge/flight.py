@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import orjson
 
 if TYPE_CHECKING:
     from gateway.edge.backends import Backend
@@ -16,9 +11,6 @@ if TYPE_CHECKING:
     from gateway.gate import Lease
     from gateway.observe.record import Record
     from gateway.upstream.reply import Reply
-
-_KEY = secrets.token_bytes(32)
-"""Of this process alone: nobody who sees a mark can find out which words made it."""
 
 
 @dataclass(slots=True)
@@ -34,7 +26,7 @@ class Flight:
     at: float = 0.0  # when it was written, loop's clock
     reply: Reply | None = None
     missed: int = 0  # snapshots in a row of an engine that should run it and runs nothing
-    _mark: bytes = b""
+    mark: tuple[bytes, bytes] | None = None  # see `Marks.of_flight`, with what it was made by
 
     @property
     def answer(self) -> Reply:
@@ -43,22 +35,3 @@ class Flight:
             msg = "not written"
             raise RuntimeError(msg)
         return self.reply
-
-    def mark(self) -> bytes:
-        """What tells this very request from others: a keyed digest of its body, no word of it.
-
-        Made when it is asked for, which is after a death.
-        """
-        if not self._mark:
-            self._mark = mark_of(self.record.dialect, self.body)
-        return self._mark
-
-
-def mark_of(dialect: str, body: Body) -> bytes:
-    """See `Flight.mark`. Two spellings of one JSON value have one mark."""
-    try:
-        text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # integers beyond 64 bits
-        text = json.dumps(body, sort_keys=True).encode()
-    person = dialect.encode()[:16]
-    return hashlib.blake2b(text, key=_KEY, digest_size=16, person=person).digest()

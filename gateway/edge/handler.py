@@ -21,7 +21,7 @@ from gateway.edge import catalogue, counting, models, overflow, replies, routes,
 from gateway.edge.cors import Cors
 from gateway.edge.dialects import Intent, Invalid, Known
 from gateway.edge.failures import BROKEN, fault
-from gateway.edge.flight import Flight, mark_of
+from gateway.edge.flight import Flight
 from gateway.edge.heartbeat import Places
 from gateway.edge.models import nobody
 from gateway.edge.open_door import Unbooked, pass_on
@@ -55,15 +55,12 @@ PAUSE_S = 1.0
 """How long nothing new starts on a server that said it is full: a few of its decode rounds."""
 
 CONNECTS = 3
-"""Connections tried for one request before its server counts as gone for it. Nothing was sent."""
+"""Connections tried for one request before its server counts as gone for it. Nothing was sent. Where no
+way to it is found, it waits on instead, and so many times the server is doubted for it."""
 
 HEAVY_TOKENS = 2_048
 """Longest prompt for which log-probabilities over the prompt are allowed: the engine makes rows ×
 vocabulary floats, 1.7-2.8 GiB for 2,048 rows, outside every pool (0.5.6 and 0.5.12 unchunked)."""
-
-
-EMPTY = "a prompt is empty: it has no token, and the engine can not begin with none"
-"""A batch with a sequence of no tokens ends its scheduler, and everybody's answers with it."""
 
 
 class _Unreserved(Exception):
@@ -218,7 +215,7 @@ class DataPlane:
         backends = models.able(dialect, self._fleet.for_model(intent.model), trip.request.path)
         trip.asks(intent, rule.name, [backend.facts for backend in backends])
         backends = self._deaths.failures.welcome(rule.name, backends)
-        self._not_quarantined(partial(mark_of, trip.record.dialect, body))
+        self._not_quarantined(partial(self._deaths.marks.of, trip.record.dialect, body))
         if not await self._fleet.settled(backends):
             raise Shed(nobody(backends), None)
         if intent.known is not None:
@@ -284,7 +281,7 @@ class DataPlane:
                 if lease.ended:
                     self._reaper.ended(trip.id)
             self._reaper.ended(trip.id)
-            self._not_quarantined(flight.mark)
+            self._not_quarantined(partial(self._deaths.marks.of_flight, flight))
             trip.heart.beat()
             await lease.requeue(pause_s)  # the same place in the queue again
 
@@ -332,11 +329,12 @@ class DataPlane:
         if error.kind is Failure.OURS:  # what ends makes room, and time in the queue is limited
             self._deaths.failures.no_room_here(str(error))
             return True
+        trip.refused_connections += not error.sent
+        few = trip.refused_connections < CONNECTS
+        if error.kind is Failure.NO_WAY and not error.sent and not few:
+            return True  # its watch has a way to it, and a name may be found again
         flight.backend.suspect(str(error))
-        if error.sent:
-            return await self._died_with_its_server(trip, flight)
-        trip.refused_connections += 1
-        return trip.refused_connections < CONNECTS
+        return await self._died_with_its_server(trip, flight) if error.sent else few
 
     async def _died_with_its_server(self, trip: Trip, flight: Flight) -> bool:
         """Whether the server died and took the request with it; False if it lives.
@@ -369,9 +367,11 @@ class DataPlane:
             raise Invalid(msg)
         return intent
 
-    def _counted(self, intent: Intent, body: Body, size: int) -> Awaitable[Counted]:
+    async def _counted(self, intent: Intent, body: Body, size: int) -> Counted:
         """The count for a client that asked for nothing else."""
-        return counting.count(self._fleet.for_model(intent.model), intent.kind, body, size)
+        backends = self._fleet.for_model(intent.model)
+        await self._fleet.settled(backends)  # who is away all the same, the count tells
+        return await counting.count(backends, intent.kind, body, size)
 
     def _not_quarantined(self, mark: Callable[[], bytes]) -> None:
         if (refusal := self._deaths.refusal(mark)) is not None:
@@ -380,8 +380,10 @@ class DataPlane:
     def _check(self, intent: Intent, counted: Counted) -> None:
         if not counted.prompts:
             raise Invalid("there is no prompt")
-        if not all(counted.prompts):
-            raise Invalid(EMPTY)
+        if not all(counted.prompts):  # a sequence of none in a batch ends the scheduler
+            raise Invalid(
+                "a prompt is empty: it has no token, and the engine can not begin with none"
+            )
         if intent.heavy is not None and counted.total > HEAVY_TOKENS:
             msg = (
                 f"{intent.heavy} over a prompt of {counted.total} tokens takes memory outside the "

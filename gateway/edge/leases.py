@@ -97,7 +97,7 @@ class Leases:
         `fresh`: nobody can have used the store before those who are there (see `core.witness`)."""
         self._fresh = fresh
         self.me = secrets.token_hex(6) if me is None else me
-        self._store = store
+        self.store = store
         self._ttl_s = ttl_s
         self._gate = gate
         self._fleet = fleet
@@ -121,7 +121,7 @@ class Leases:
                 place.task.cancel()
                 await asyncio.wait([place.task])
             await self._leave(pool, place)
-        await self._store.close()
+        await self.store.close()
 
     def status(self, backend: Backend) -> dict[str, Any] | None:
         """The `lease` of a server in /status, its ranks added up; None before anything is known."""
@@ -202,7 +202,7 @@ class Leases:
             document = encode(draft.table)
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    answer = await self._store.swap(str(pool), place.run, place.document, document)
+                    answer = await self.store.swap(str(pool), place.run, place.document, document)
                 place.run = answer.run
                 if answer.taken:
                     place.document = document
@@ -290,7 +290,7 @@ class Leases:
             self._gate.ceiling(pool, NOTHING, float("inf"))
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    answer = await self._store.swap(
+                    answer = await self.store.swap(
                         str(pool), place.run, place.document, encode(rest)
                     )
                     if answer.taken or answer.document is None:

@@ -11,7 +11,8 @@ notice some, and the KV memory is in use until then. So the reservation stays an
    of requests is down to those we know to be alive.
 
 Where the engine does not say what it holds, the reservation is kept for a grace, a timer of the
-core. Where it says that more runs than we know of, the grace is prolonged, up to `STUCK_S`.
+core. Where it says that more runs than we know of, or nobody was there to ask it, the grace is
+prolonged, up to `STUCK_S`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from gateway.tasks import spawn
+from gateway.tasks import LATE_S, spawn
 from gateway.upstream.abort import abort
 from gateway.upstream.errors import Failure, UpstreamError
 
@@ -146,10 +147,15 @@ class Reaper:
                 over = reply is not None and await _ends(reply)
             if reply is not None:
                 reply.close()
-            while not over and loop.time() < since + STUCK_S:
+            until = since + STUCK_S
+            while not over and loop.time() < until:
                 wait_s = max(lease.grace_s - MARGIN_S, lease.grace_s / 2)  # a short one as well
+                asked = loop.time()
                 over = await backend.gone(since, start, wait_s)
-                if not over and not backend.says_busy(since):
+                away_s = loop.time() - asked - wait_s
+                if away_s > LATE_S:  # in which the engine could not be asked
+                    until += away_s
+                elif not over and not backend.says_busy(since):
                     break
                 if not over:
                     self._prolong(lease.ticket.id, lease.grace_s)

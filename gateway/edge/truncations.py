@@ -1,7 +1,7 @@
 """One request again and again, cut each time at a cap of ours.
 
 An agent that takes a cut answer for a failure sends the same again, and each time gets as much as before:
-the header tells it why, and this tells the operator. A mark is a keyed digest, see `flight`.
+the header tells it why, and this tells the operator. A mark is a keyed digest, see `marks`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from structlog.typing import FilteringBoundLogger
 
-    from gateway.edge.flight import Flight
+    from gateway.observe.record import Record
 
 TIMES: Final = 3
 """As many are no accident: one retry is what SDKs and people do."""
@@ -44,12 +46,11 @@ class Truncations:
         self._log = log
         self._seen: dict[tuple[str, bytes], _Seen] = {}
 
-    def cut(self, flight: Flight, now: float) -> None:
-        """An answer was cut at its cap."""
-        record = flight.record
+    def cut(self, record: Record, mark: Callable[[], bytes], now: float) -> None:
+        """An answer was cut at its cap. `mark` tells its request from others, see `marks`."""
         if record.cap_source not in OURS:
             return
-        key = (record.client, flight.mark())
+        key = (record.client, mark())
         seen = self._seen.get(key)
         if seen is None or now > seen.first + WITHIN_S:
             self._seen.pop(key, None)  # the order is that of the first times

@@ -1,8 +1,11 @@
-"""The store in Redis or Valkey (`pip install kvgate[redis]`): one key a pool, one script.
+"""The store in Redis or Valkey (`pip install kvgate[redis]`): one key a pool and one for the board, two
+scripts.
 
 The script reads the server's run id, which every process draws anew when it starts, in the same step as
 it swaps: a table written before a restart, or in a primary whose replica has taken over since, is told
-from one of today. Needs Redis 5 or Valkey, and a user that may GET, SET, EVAL and INFO.
+from one of today. Needs Redis 5 or Valkey, and a user that may GET, SET, EVAL and INFO; for the board also
+HGETALL, HSET, HSETNX, HDEL, PEXPIRE and TIME. The board's clock is the store's, and only differences of
+it are told.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from gateway.lease.store import Answer, StoreError
+from gateway.core.others import MOST
+from gateway.lease.store import LONGEST_S, Answer, Heard, Said, StoreError
 
 ANSWER_S = 1.0
 """Longest wait for the store: it answers in a millisecond, and a lease has time for many tries."""
@@ -26,6 +30,44 @@ if run == ARGV[1] and (now or '') == ARGV[2] then
   return {1, run, ''}
 end
 return {0, run, now or ''}
+"""
+
+BOARD = "~board"
+"""Its key. No server can be called that."""
+
+POST = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('HSETNX', KEYS[1], 'salt', ARGV[2])
+local written = string.format('%.0f %.0f ', now, now + ARGV[4]) .. ARGV[3]
+redis.call('HSET', KEYS[1], 'of:' .. ARGV[1], written)
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+local salt, there = '', {}
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  if all[i] == 'salt' then
+    salt = all[i + 1]
+  else
+    local at, till, document = string.match(all[i + 1], '^(%d+) (%d+) (.*)$')
+    if at == nil or tonumber(till) <= now then
+      redis.call('HDEL', KEYS[1], all[i])
+    else
+      table.insert(there, {tonumber(at), string.sub(all[i], 4), document})
+    end
+  end
+end
+table.sort(there, function(a, b) return a[1] > b[1] end)
+local out = {salt}
+for i, one in ipairs(there) do
+  if i > tonumber(ARGV[6]) then
+    redis.call('HDEL', KEYS[1], 'of:' .. one[2])
+  elseif one[2] ~= ARGV[1] then
+    table.insert(out, one[2])
+    table.insert(out, string.format('%.0f', now - one[1]))
+    table.insert(out, one[3])
+  end
+end
+return out
 """
 
 
@@ -54,17 +96,31 @@ class RedisStore:
     async def swap(self, key: str, run: str, expects: bytes | None, new: bytes) -> Answer:
         """See `Store`."""
         name = f"{self._prefix}:{key}"
+        taken, now, document = await self._eval(SWAP, name, run, expects or b"", new, KEPT_S)
+        return Answer(bool(taken), now.decode(), document or None)
+
+    async def post(self, me: str, salt: bytes, document: bytes, lasts_s: float) -> Heard:
+        """See `Store`."""
+        name, lasts_ms = f"{self._prefix}:{BOARD}", max(int(1000 * lasts_s), 1)
+        kept_ms = int(1000 * LONGEST_S)
+        told = await self._eval(POST, name, me, salt, document, lasts_ms, kept_ms, MOST)
+        rows = zip(told[1::3], told[2::3], told[3::3], strict=True)
+        of = {
+            who.decode(errors="replace"): Said(max(int(age), 0) / 1000, said)
+            for who, age, said in rows
+        }
+        return Heard(told[0], of)
+
+    async def _eval(self, script: str, name: str, *values: str | bytes | int) -> Any:  # noqa: ANN401
+        """What a script answers; all that goes wrong as StoreError."""
         try:
-            taken, now, document = await self._client.eval(
-                SWAP, 1, name, run, expects or b"", new, KEPT_S
-            )
+            return await self._client.eval(script, 1, name, *values)
         except self._errors.AuthenticationError:
             msg = "refuses the password (leases.password_env)"
             raise StoreError(msg) from None
         except (self._errors.RedisError, OSError, TimeoutError) as error:
             msg = f"does not answer: {type(error).__name__}"
             raise StoreError(msg) from None
-        return Answer(bool(taken), now.decode(), document or None)
 
     async def close(self) -> None:
         """See `Store`."""

@@ -1,15 +1,24 @@
-"""What the lease protocol asks of a store: one compare-and-swap of one document a pool.
+"""What several processes ask of a store: one compare-and-swap of one document a pool, for leases, and a
+board where each pins up a document of its own and reads those of the others.
 
 The store may lose everything, come back with an older state, be slow or be gone. It must only be one
 thing at a time: of two swaps that expect the same document, one is refused. `run` names its life: it is
 another one after every restart and in every copy of it, so that a table that was lost or went back in
 time is noticed (see `core.lease`).
+
+Of the board less is asked: what hangs there may be old, lost or gone (see `core.others`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LONGEST_S = 7 * 86_400.0
+"""How long one hangs there at most, like the table of a pool that nobody asks for: over a long weekend."""
 
 
 class StoreError(Exception):
@@ -28,11 +37,30 @@ class Answer:
     document: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What somebody has pinned up, and how long ago by the store's clock."""
+
+    age_s: float
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What hangs on the board beside one's own. `salt`: the first that anybody brought."""
+
+    salt: bytes
+    of: Mapping[str, Said] = field(default_factory=dict)
+
+
 class Store(Protocol):
     """One store for all pools of a fleet."""
 
     async def swap(self, key: str, run: str, expects: bytes | None, new: bytes) -> Answer:
         """Put `new` at `key` if `expects` stands there in life `run` of the store. Raises StoreError."""
+
+    async def post(self, me: str, salt: bytes, document: bytes, lasts_s: float) -> Heard:
+        """Pin up `document` in place of the last one of `me`, for so long. Raises StoreError."""
 
     async def close(self) -> None:
         """Let go of connections."""

@@ -8,17 +8,27 @@ finds it, by the engine's count (`fresh` in `core.witness`).
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gateway.core.lease import Table
-from gateway.lease.store import Answer
+from gateway.core.others import MOST
+from gateway.lease.store import Answer, Heard, Said
 from gateway.lease.wire import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Tables:
     """All pools' tables. One thing at a time: it is asked on one loop, and answers without waiting."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._salt = b""
+        self._board: dict[str, tuple[float, float, bytes]] = {}
+        """By who wrote: when, until when, what; whoever wrote longest ago first."""
         self.run = secrets.token_hex(6)
         self._first = encode(Table(self.run, "start"))
         self._of: dict[str, bytes] = {}
@@ -30,6 +40,18 @@ class Tables:
             return Answer(taken=False, run=self.run, document=there)
         self._of[key] = new
         return Answer(taken=True, run=self.run)
+
+    def post(self, me: str, salt: bytes, document: bytes, lasts_s: float) -> Heard:
+        """See `Store`."""
+        now = self._clock()
+        self._salt = self._salt or salt
+        self._board.pop(me, None)
+        kept = {who: said for who, said in self._board.items() if said[1] > now}
+        self._board = dict([*kept.items(), (me, (now, now + lasts_s, document))][-MOST:])
+        others = {
+            who: Said(now - at, said) for who, (at, _, said) in self._board.items() if who != me
+        }
+        return Heard(self._salt, others)
 
     def forget(self, replica: str) -> list[str]:
         """Take one out that is known to be gone, with all that it had; of which pools it had any."""

@@ -43,13 +43,15 @@ class Quota(Section):
     """How many. A request is let in while there is something left, counting what is under way by
     what the KV ledger holds for it, and is charged by what it used when it ends: its prompt for
     each of n, cached or not, and what was generated. So a client may pass its quota by less than
-    one request. When nothing is left it gets 429 quota_exceeded, with the end of the window in
+    one request, and with several workers or gates by what the others let in within some two
+    seconds. When nothing is left it gets 429 quota_exceeded, with the end of the window in
     Retry-After. No default: it is somebody's budget."""
 
     window_s: Seconds = 3600.0
     """How long a window lasts, seconds, from the first request after the last one closed. Default
     3,600: who has used up an hour is back within it; a day's quota leaves people idle until
-    tomorrow for one mistake in a loop. What was used is forgotten when the gate starts again."""
+    tomorrow for one mistake in a loop. What was used is forgotten when the gate starts again, all
+    workers of it; gates that share leases tell each other and keep it in their store."""
 
 
 Route = Literal[
@@ -123,7 +125,8 @@ class Client(Section):
     server helps nobody."""
 
     max_held_tokens: Count | None = None
-    """KV tokens this client's running requests may reserve together. Default none, for the same
+    """KV tokens this client's running requests may reserve together, at all workers and at all
+    gates that share leases, as far as these have heard of each other. Default none, for the same
     reason."""
 
     max_waiting: Count | None = None

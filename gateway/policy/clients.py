@@ -37,6 +37,11 @@ class Secrets:
     backend_keys: Mapping[str, SecretStr] = field(default_factory=dict, repr=False)
     leases: SecretStr | None = field(default=None, repr=False)
 
+    @property
+    def of_leases(self) -> str | None:
+        """The password of the store that leases are in."""
+        return None if self.leases is None else self.leases.get_secret_value()
+
 
 @dataclass(frozen=True, slots=True)
 class Unauthorized:

@@ -93,6 +93,7 @@ def client_rules(policy: Policy, part: Part = _all_of_it) -> dict[str, ClientRul
 
     How many run and wait is divided. What a request is refused for is not (`max_held_tokens` at the
     door, a quota in its window): a client whose only connection is here would be refused too early.
+    Of these all processes tell each other (see `core.others`).
     """
     if not policy.clients:
         return {ANYONE: ClientRule(ANYONE)}

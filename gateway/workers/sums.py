@@ -22,7 +22,7 @@ OF_THE_SERVER = (
 ADDED = ("ledgers", "free_tokens", "forecast_tokens", "worst_tokens", "lingering_tokens")
 """Each worker's share or holding of it."""
 
-OF_A_QUOTA = ("used_tokens", "under_way_tokens", "quota_tokens")
+OF_A_QUOTA = ("used_tokens", "under_way_tokens")
 
 ANY = ("ready", "leaving", "on_trial", "held")
 
@@ -39,6 +39,7 @@ def together(statuses: Sequence[Document]) -> Document:
         "clients": _named(client for status in statuses for client in status["clients"]),
         "quotas": _quotas([quota for status in statuses for quota in status["quotas"]]),
         "totals": added([status["totals"] for status in statuses]) or {},
+        "common": _common([status["common"] for status in statuses if status.get("common")]),
         "abandoned": sum(status["abandoned"] for status in statuses),
     }
 
@@ -85,6 +86,16 @@ def _lease(leases: Sequence[Document]) -> Document | None:
     }
 
 
+def _common(told: Sequence[Document]) -> Document | None:
+    """Whether each hears of the others."""
+    if not told:
+        return None
+    return {
+        "others": min(one["others"] for one in told),
+        "error": next((one["error"] for one in told if one["error"]), None),
+    }
+
+
 def _named(clients: Iterable[Document]) -> list[Document]:
     by_name: dict[str, list[Document]] = {}
     for client in clients:
@@ -94,18 +105,24 @@ def _named(clients: Iterable[Document]) -> list[Document]:
 
 
 def _quotas(quotas: Sequence[Document]) -> list[Document]:
-    """A quota holds in each worker, so there are as many as workers together; the last window ends it."""
+    """One quota in all, one window: the earliest is that of all as soon as they have heard of it. What
+    is used elsewhere still is what the best informed of them knows beyond what they all say."""
     by_name: dict[str, list[Document]] = {}
     for quota in quotas:
         by_name.setdefault(quota["client"], []).append(quota)
-    return [
-        {
-            "client": name,
-            **{key: added([quota[key] for quota in of]) for key in OF_A_QUOTA},
-            "window_s": of[0]["window_s"],
-            "window_left_s": max(
-                (q["window_left_s"] for q in of if q["window_left_s"] is not None), default=None
-            ),
-        }
-        for name, of in by_name.items()
-    ]
+    found = []
+    for name, of in by_name.items():
+        sums = {key: added([quota[key] for quota in of]) for key in OF_A_QUOTA}
+        known = max(q["used_tokens"] + q["under_way_tokens"] + q["elsewhere_tokens"] for q in of)
+        lefts = [q["window_left_s"] for q in of if q["window_left_s"] is not None]
+        found.append(
+            {
+                "client": name,
+                **sums,
+                "elsewhere_tokens": max(known - sum(sums.values()), 0),
+                "quota_tokens": of[0]["quota_tokens"],
+                "window_s": of[0]["window_s"],
+                "window_left_s": min(lefts, default=None),
+            }
+        )
+    return found

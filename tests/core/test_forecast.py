@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -216,7 +217,7 @@ def test_the_bound_holds_as_often_as_its_z_says(seed) -> None:
                 truth[index] += prompt + horizon if length > horizon else 0
         broken += any(
             held > mean + 2.3 * var**0.5 + 1
-            for held, mean, var in zip(truth, outlook.mean, outlook.var, strict=True)
+            for held, mean, var in zip(truth, *outlook.moments()[:2], strict=True)
         )
     assert broken <= 20
 
@@ -233,13 +234,58 @@ def test_many_together_need_less_than_the_sum_of_their_quantiles() -> None:
 def test_what_was_put_and_dropped_leaves_nothing(steps) -> None:
     of, outlook = curve_of([300] * 20), Outlook()
     for name, base in steps:
-        if rid(f"{name}") in outlook.terms and base % 2:
+        if rid(f"{name}") in outlook and base % 2:
             outlook.drop(rid(f"{name}"))
         else:
             outlook.put(rid(f"{name}"), Term(base, base // 2, 1, 4_000, of))
-    for name in list(outlook.terms):
-        outlook.drop(name)
+    for name in {f"{name}" for name, _ in steps}:
+        if rid(name) in outlook:
+            outlook.drop(rid(name))
+    assert not outlook
     assert outlook.peak(4.0) == 0.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 3_000), st.integers(0, 500)), min_size=1, max_size=8))
+def test_a_forecast_made_late_is_the_one_made_at_once(requests) -> None:
+    of = curve_of([300] * 20)
+    at_once, candidate = Outlook(), Term(1_000, 0, 1, 2_000, of)
+    for number, (prompt, each) in enumerate(requests):
+        at_once.put(rid(f"{number}"), Term(prompt + each, each, 1, 4_000, of))
+
+    def late() -> Outlook:
+        outlook, demand = Outlook(), SimpleNamespace(slots=1, cap=4_000)
+        for number, (prompt, each) in enumerate(requests):
+            one = SimpleNamespace(demand=demand, lengths=of, occupied=prompt + each, each=each)
+            outlook.enter(rid(f"{number}"), one)
+        return outlook
+
+    peak = at_once.peak(2.0)
+    assert late().peak(2.0) == peak
+    assert late().moments() == at_once.moments()
+    for limit in (0.5 * peak, peak, 1.5 * peak, 2 * peak):
+        assert late().admits(candidate, limit, 2.0) == at_once.admits(candidate, limit, 2.0)
+
+
+def test_who_came_in_while_all_caps_fitted_counts_once_they_do_not(monkeypatch) -> None:
+    """No forecast is made where none is looked at; the first one that is has everybody in it."""
+    made = []
+    weigh = Term.__init__
+    monkeypatch.setattr(Term, "__init__", lambda term, *how: made.append(term) or weigh(term, *how))
+    desk = Desk(LONG, gpu0=forecasting(30_000))
+    for name in ("a", "b", "c"):
+        desk.ask(name, 2_000, 2_000)
+        desk.first_token(name)
+    desk.finish("b")
+    assert not made, "three worst cases fit, and one was gone before anybody asked"
+    for number in range(10):
+        desk.ask(f"more{number}", 2_000, 12_000)
+    ledger = desk.core.books.pools[GPU0].ledger
+    assert ledger.worst > ledger.limit
+    assert desk.waiting, "those two hold as much as they would have, had they come later"
+    held = [ledger.holds[rid(name)] for name in desk.running]
+    means, _, _ = ledger.outlook.moments()
+    now = [Term(h.occupied, h.each, 1, h.demand.cap, h.lengths).mean[0] for h in held]
+    assert means[0] == pytest.approx(sum(now))
 
 
 # ---- z -----------------------------------------------------------------------------------------
@@ -248,7 +294,7 @@ def test_what_was_put_and_dropped_leaves_nothing(steps) -> None:
 def cohort(confidence: Confidence, name: str, mean: float, sd: float, skewness: float = 0) -> None:
     size = len(HORIZONS)
     moments = ([mean] * size, [sd * sd] * size, [skewness * sd**3] * size)
-    confidence.watch({rid(name): (1_000, 0, 1)}, *moments)
+    confidence.watch({rid(name): (1_000, 0, 1)}, *moments, limit=1_000.0)
 
 
 def test_a_broken_forecast_raises_z_and_a_kept_one_lowers_it() -> None:
@@ -281,9 +327,22 @@ def test_a_forecast_is_judged_by_the_bound_that_admitted_it() -> None:
 
 def test_a_forecast_of_an_empty_pool_teaches_nothing() -> None:
     confidence = Confidence()
-    cohort(confidence, "a", mean=10.0, sd=1.0)
-    confidence.saw(rid("a"), 64, limit=100_000.0)
+    cohort(confidence, "a", mean=400.0, sd=1.0)
+    confidence.saw(rid("a"), 64, limit=1_000.0)
+    confidence.gone(rid("a"))
     assert confidence.settled == START
+    cohort(confidence, "b", mean=600.0, sd=1.0)
+    confidence.saw(rid("b"), 64, limit=100_000.0)
+    assert confidence.settled == START, "the pool has become larger"
+
+
+def test_a_quiet_night_takes_nothing_off_the_margin_of_the_morning() -> None:
+    desk = Desk(LONG, gpu0=forecasting(60_000))
+    for number in range(200):
+        desk.ask(f"r{number}", 1_000, 4_000)
+        desk.first_token(f"r{number}")
+        desk.finish(f"r{number}")
+    assert desk.core.books.pools[GPU0].ledger.confidence.settled == START
 
 
 def test_z_stays_in_its_bounds_and_settles_where_misses_are_as_rare_as_asked(monkeypatch) -> None:

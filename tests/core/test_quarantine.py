@@ -37,7 +37,7 @@ def test_refused_exactly_after_two_deaths_without_service_between(steps) -> None
         if what == "waited":
             now += value
         elif what == "served":
-            quarantine.served(value)
+            quarantine.served(value, now)
             history.pop(value, None)
         else:
             quarantine.died(value, now)

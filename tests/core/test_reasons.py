@@ -39,7 +39,7 @@ def test_a_server_that_went_away(desk: Desk) -> None:
 def test_a_server_that_says_it_is_full(desk: Desk) -> None:
     desk.ask("late", 10, 10)
     desk.take(desk.core.requeue(rid("late"), desk.now, pause_s=60.0))
-    assert waited(desk) == "waited 30 s for a server that says it is full"
+    assert waited(desk) == "waited 30 s for a server that takes nothing new for the moment"
 
 
 def test_a_client_at_its_own_limit(desk: Desk) -> None:

@@ -19,9 +19,13 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests.deploy import parts
 from tests.deploy.parts import DEPLOY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PATIENCE_S = 60.0
 UP = 0x1  # IFF_UP
@@ -86,7 +90,29 @@ def main() -> None:
 
     seen: dict[str, object] = {}
     twin = start("kvgate", *compose["twin"]["command"])
-    gate = start("kvgate", *compose["kvgate"]["command"], **compose["kvgate"]["environment"])
+    try:
+        for number in (1, 2):  # as compose says, and with two workers
+            more = () if number == 1 else ("--workers", str(number))
+            gate = start(
+                "kvgate", *compose["kvgate"]["command"], *more, **compose["kvgate"]["environment"]
+            )
+            seen[str(number)] = looked(start, gate, image, compose)
+        twin_probe = start(*compose["twin"]["healthcheck"]["test"][1:])
+        seen["twin_healthy"] = twin_probe.wait(PATIENCE_S)
+    finally:
+        twin.kill()
+        twin.communicate()
+    print(json.dumps(seen))
+
+
+def looked(
+    start: Callable[..., subprocess.Popen[str]],
+    gate: subprocess.Popen[str],
+    image: dict[str, Any],
+    compose: dict[str, Any],
+) -> dict[str, object]:
+    """What a gate does from its first word to its end."""
+    seen: dict[str, object] = {}
     try:
         assert gate.stdout is not None
         seen["said"] = gate.stdout.readline()
@@ -94,12 +120,11 @@ def main() -> None:
         seen["uid"] = status.partition("Uid:")[2].split()[0]
         probe = start(*image["healthcheck"], **compose["kvgate"]["environment"])
         seen["healthy"] = probe.wait(PATIENCE_S)
-        twin_probe = start(*compose["twin"]["healthcheck"]["test"][1:])
-        seen["twin_healthy"] = twin_probe.wait(PATIENCE_S)
         write = start("python", "-c", "open('/var/lib/kvgate/x', 'w')")
         seen["writes"] = write.wait(PATIENCE_S)
-        _, text = get("http://127.0.0.1:8081/status")
-        models = json.loads(text)["backends"][0]["models"]
+        told = json.loads(get("http://127.0.0.1:8081/status")[1])
+        seen["workers"] = len(told.get("workers", ()))
+        models = told["backends"][0]["models"]
         chat = {"model": models[0], "messages": [{"role": "user", "content": "Hello"}]}
         chat["max_tokens"] = 8
         seen["chat"], body = get("http://127.0.0.1:8080/v1/chat/completions", chat)
@@ -107,12 +132,10 @@ def main() -> None:
         gate.send_signal(signal.SIGTERM)
         seen["ended"] = gate.wait(PATIENCE_S)
     finally:
-        for process in (gate, twin):
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            gate.kill()
         seen["log"] = gate.communicate()[1][-2000:]
-        twin.communicate()
-    print(json.dumps(seen))
+    return seen
 
 
 if __name__ == "__main__":

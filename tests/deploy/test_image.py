@@ -71,13 +71,17 @@ def test_the_compose_file_runs_on_a_root_that_cannot_be_written(image):
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    assert seen["said"].startswith("kvgate ready on "), seen["log"]
-    assert seen["uid"] == image.user.split(":")[0]
-    assert (seen["healthy"], seen["twin_healthy"]) == (0, 0)
-    assert seen["writes"] != 0  # the compose file gives it no volume
-    assert seen["chat"] == 200
-    assert seen["finish"] in {"stop", "length"}
-    assert seen["ended"] == 0
+    assert seen["twin_healthy"] == 0
+    for number, workers in (("1", 0), ("2", 2)):
+        gate = seen[number]
+        assert gate["said"].startswith("kvgate ready on "), gate["log"]
+        assert gate["uid"] == image.user.split(":")[0]
+        assert gate["healthy"] == 0, gate["log"]
+        assert gate["writes"] != 0  # the compose file gives it no volume
+        assert gate["workers"] == workers
+        assert gate["chat"] == 200
+        assert gate["finish"] in {"stop", "length"}
+        assert gate["ended"] == 0
 
 
 def test_a_wheel_that_is_not_the_locked_one_is_not_installed(image, tmp_path):

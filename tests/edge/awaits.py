@@ -18,7 +18,7 @@ ROOT = Path(gateway.__file__).parent
 # The modules of a request's way, and the coroutines in them that are not on it.
 WAY: dict[str, set[str]] = {
     # They only call what is cut here; of what draining cuts, see test_drain.
-    "edge/handler.py": {"_quick", "_generate"},
+    "edge/handler.py": {"_quick", "_generate", "_counted"},
     "edge/heartbeat.py": {"_beat", "_one"},  # a task of its own
     "edge/relay.py": set(),
     "edge/body.py": set(),

@@ -183,6 +183,36 @@ async def test_behind_a_broken_coding_the_connection_ends(rig, path, coding, dat
 
 
 @pytest.mark.parametrize("path", [CHAT, COUNT, "/api/show"])
+@pytest.mark.parametrize(
+    "coding", ["gzip, chunked", "GZIP,chunked", "identity, chunked", "x, chunked", ",chunked"]
+)
+async def test_a_body_in_another_transfer_coding_is_refused_and_its_connection_ends(
+    rig, path: str, coding: str
+) -> None:
+    """RFC 9112, 6.1. Read as chunked it was taken for a broken JSON, or for whatever it spelled."""
+    data = json.dumps(chat(max_tokens=2)).encode()
+    lines = (f"POST {path} HTTP/1.1", "host: x", f"transfer-encoding: {coding}", "", "")
+    got = await rig.raw("\r\n".join(lines).encode() + b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data))
+    top, _, body = got.partition(b"\r\n\r\n")
+    assert top.startswith(b"HTTP/1.1 400 ")
+    assert b"may be chunked, and nothing beside it" in body
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize("coding", ["chunked", "Chunked", " chunked "])
+async def test_a_body_in_chunks_is_read(rig, coding: str) -> None:
+    data = json.dumps(chat(max_tokens=2)).encode()
+    lines = (
+        f"POST {CHAT} HTTP/1.1",
+        "host: x",
+        "connection: close",
+        f"transfer-encoding: {coding}",
+    )
+    body = b"\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(data), data)
+    assert (await rig.raw("\r\n".join(lines).encode() + body)).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("path", [CHAT, COUNT, "/api/show"])
 @pytest.mark.parametrize("codings", [["snappy"], ["gzip, deflate"], ["gzip", "identity"], ["foo"]])
 async def test_an_unknown_coding_is_told_which_are_known(rig, path: str, codings) -> None:
     """It was read as if nothing had been done to it."""

@@ -210,7 +210,7 @@ async def test_how_much_of_a_quota_is_left_is_told(start, tmp_path: Path) -> Non
         one, other = (await rig.status())["quotas"]
         assert 7100 < one.pop("window_left_s") <= 7200
         numbers = {"used_tokens": 30, "under_way_tokens": 71, "quota_tokens": 1000}
-        assert one == {"client": "a", **numbers, "window_s": 7200.0}
+        assert one == {"client": "a", **numbers, "elsewhere_tokens": 0, "window_s": 7200.0}
         assert (other["client"], other["used_tokens"], other["window_left_s"]) == ("b", 0, None)
         text = (await rig.control("/metrics")).body.decode()
         assert 'kvgate_client_quota_used_tokens{client="a"} 30.0' in text

@@ -7,11 +7,14 @@ import errno
 import json
 import os
 import socket
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from gateway.edge import face
-from gateway.upstream.errors import is_ours
+from gateway.edge.handler import CONNECTS
+from gateway.upstream.errors import Failure, UpstreamError, is_ours
 from tests.edge.rig import CHAT, Peer, chat, request
 from tests.fakes.behaviour import Behaviour
 
@@ -292,3 +295,55 @@ async def test_a_name_server_that_is_away_is_no_death_of_a_server(rig, monkeypat
     assert (await running).status == 200
     assert backend.deaths == 0
     rig.handled = 1
+
+
+NO_NAME = UpstreamError(Failure.NO_WAY, "No connection: no name.", sent=False, answered=False)
+
+
+def _no_way(rig, patch: pytest.MonkeyPatch) -> list[float]:
+    """Requests find no way to the server, while its watch has a connection. When each was tried."""
+    client, tries = rig.app.fleet.backends["gpu0"].client, list[float]()
+    send = client.send
+
+    async def none(method: str, target: str, *args: Any, **more: Any) -> Any:
+        if target != CHAT:
+            return await send(method, target, *args, **more)
+        tries.append(asyncio.get_running_loop().time())
+        raise NO_NAME.with_traceback(None)
+
+    patch.setattr(client, "send", none)
+    return tries
+
+
+async def test_a_request_waits_for_a_way_as_long_as_it_may(rig, monkeypatch) -> None:
+    """The server's name was not found for ten seconds: who could have waited for 120 got a 503 after 3."""
+    pause_s = 0.05
+    monkeypatch.setattr("gateway.edge.handler.PAUSE_S", pause_s)
+    backend = rig.app.fleet.backends["gpu0"]
+    doubts: list[str] = []
+    suspect = backend.suspect
+    monkeypatch.setattr(backend, "suspect", lambda why: (doubts.append(why), suspect(why)))
+    with monkeypatch.context() as patch:
+        tries = _no_way(rig, patch)
+        asked = asyncio.ensure_future(rig.chat(max_tokens=3))
+        await rig.until(lambda: len(tries) > 3 * CONNECTS, 10)
+        assert backend.ready, "others may go on"
+    assert (await asked).status == 200
+    assert len(doubts) == CONNECTS - 1
+    gaps = [after - before for before, after in pairwise(tries)]
+    assert min(gaps) >= pause_s - 0.002, "one try, and then a pause"
+    rig.handled = 1
+
+
+async def test_no_way_until_the_time_in_the_queue_is_over(start, monkeypatch) -> None:
+    monkeypatch.setattr("gateway.edge.handler.PAUSE_S", 0.02)
+    async with start({"queue": {"max_wait_s": 0.5}}) as rig:
+        tries = _no_way(rig, monkeypatch)
+        asked = asyncio.ensure_future(rig.chat(max_tokens=3))
+        await rig.until(lambda: len(tries) > CONNECTS)
+        # The last pause does not end in the moment in which its time is over.
+        monkeypatch.setattr("gateway.edge.handler.PAUSE_S", 60.0)
+        got = await asked
+        assert (got.status, got.code) == (503, "queue_timeout")
+        assert "takes nothing new for the moment" in got.error["message"]
+        rig.handled = 1

@@ -244,7 +244,28 @@ async def test_another_page_is_served_and_told_nothing(start, origin: str) -> No
                 CHAT, chat(max_tokens=3, stream=stream), headers={"origin": origin}
             )
             assert (got.status, allowed(got.headers)) == (200, False)
-            assert "vary" not in got.headers
+            assert got.headers["vary"] == "origin", "another page would be told something"
+
+
+async def test_every_answer_says_that_it_is_for_one_page(start) -> None:
+    """Also what nobody or a stranger asked for: a cache would give it to a page that is listed, without
+    what lets that read it."""
+    async with start(HERE | {"clients": [keyed("a")]}) as rig:
+        for headers in ({}, {"origin": "https://evil.example"}):
+            for status, own in ((200, key("a")), (401, {})):
+                got = await rig.post(CHAT, chat(max_tokens=2), headers=headers | own)
+                assert (got.status, got.headers.getall("vary")) == (status, ["origin"])
+        for path in ("/", "/v1/models", "/v1/nothing"):
+            async with rig.http.get(rig.app.listen_url + path, headers=key("a")) as answer:
+                assert (answer.headers.getall("vary"), told(answer.headers)) == (["origin"], {})
+        lines = ("origin: https://evil.example", ASKS[1])
+        status, fields, _ = await preflight(rig, CHAT, *lines)
+        assert (status, fields["vary"], told(fields)) == (404, "origin", {})
+    for policy in ({}, {"cors": "*"}):  # where it is the same for all
+        async with start(policy) as rig:
+            for headers in ({}, FROM):
+                got = await rig.post(CHAT, chat(max_tokens=2), headers=headers)
+                assert "vary" not in got.headers
 
 
 ENGINE = {

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.edge import backend, counting
 from gateway.upstream import watch
-from tests.edge.rig import chat
+from tests.edge.rig import COUNT, Rig, chat
 from tests.fakes.behaviour import Behaviour
 
 
@@ -26,6 +26,16 @@ async def test_a_stream_that_a_live_server_cut_turns_nobody_away(start, admissio
         others = await asyncio.gather(*(rig.chat(max_tokens=1) for _ in range(5)))
         assert {got.status for got in others} == {200}
         rig.handled = 6
+
+
+async def test_who_only_wants_a_count_waits_as_well(rig) -> None:
+    rig.engine.default = Behaviour(tokens=1)
+    rig.engine.queue.append(Behaviour(tokens=3, reset_at=2))
+    await rig.chat(stream=True, max_tokens=3)
+    assert not rig.app.fleet.any_ready, "it is being asked"
+    got = await asyncio.gather(*(rig.post(COUNT, chat()) for _ in range(3)))
+    assert [one.status for one in got] == [200] * 3
+    rig.handled = 1
 
 
 async def test_where_it_has_died_a_new_request_hears_so_at_once(rig, monkeypatch) -> None:
@@ -109,3 +119,52 @@ async def test_who_waits_for_a_server_that_is_taken_out_hears_so_at_once(
     assert (got.status, got.code) == (503, "no_backend")
     silent.app.fleet.backends["gpu0"].leaving = False
     silent.handled = 2
+
+
+async def _is_not_waited_for(_: Rig) -> None: ...
+
+
+async def test_who_comes_while_the_gate_is_being_started_waits_for_the_first_look(
+    start, monkeypatch
+) -> None:
+    """A restart of the gate, and an agent in the middle of its work: it was told to come back in ten
+    seconds, for two in which a tokenizer is read."""
+    looks, look = asyncio.Event(), watch.discover
+
+    async def slow(*args: Any, **more: Any) -> Any:
+        await looks.wait()
+        return await look(*args, **more)
+
+    monkeypatch.setattr(watch, "discover", slow)
+    monkeypatch.setattr(Rig, "ready", _is_not_waited_for)
+    async with start() as rig:
+        rig.engine.default = Behaviour(tokens=1)
+        waits = asyncio.ensure_future(rig.chat(max_tokens=1))
+        await rig.until(lambda: len(rig.app.data.under_way._tasks) == 1)
+        assert not rig.app.fleet.any_ready
+        looks.set()
+        assert (await waits).status == 200
+
+
+async def test_who_comes_while_it_is_started_before_a_dead_server_hears_so_at_once(
+    start, monkeypatch
+) -> None:
+    monkeypatch.setattr("gateway.edge.backends.DOUBT_S", 60.0)  # nobody waits for that to be over
+    monkeypatch.setattr(Rig, "ready", _is_not_waited_for)
+    async with start({"backend": {"url": "http://127.0.0.1:9"}}, quiet=False) as rig:
+        async with asyncio.timeout(5):
+            got = await rig.chat(max_tokens=1)
+        assert (got.status, got.code) == (503, "no_backend")
+
+
+async def test_one_that_has_been_met_and_is_away_is_not_waited_for_as_if_it_were_new(
+    rig, monkeypatch
+) -> None:
+    monkeypatch.setattr("gateway.edge.backends.DOUBT_S", 60.0)
+    one = rig.app.fleet.backends["gpu0"]
+    rig.app.fleet._close(one)  # its watch found it silent: no request had doubted it
+    async with asyncio.timeout(5):
+        got = await rig.chat(max_tokens=1)
+    assert (got.status, got.code) == (503, "no_backend")
+    rig.handled = 1
+    one.ready = True

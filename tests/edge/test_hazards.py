@@ -202,6 +202,10 @@ async def test_numbers_that_no_tensor_holds_are_refused(rig, path: str, params: 
         "a{2,1}",
         "(" * 500 + ")" * 500,
         "a" * 1001,
+        ["a" * 500, "b" * 500],
+        [""] * 1002,
+        ".*.*=",
+        ["a", r"\s*\n\s*User:"],
         7,
         [None],
     ],
@@ -223,6 +227,12 @@ async def test_a_pattern_that_may_never_end_is_refused(rig, path: str, pattern: 
         (CHAT, BODIES[CHAT] | {"stop_regex": r"\n\s*(user|human):", "top_logprobs": None}),
         (TEXT, BODIES[TEXT] | {"stop_regex": ["a+b*", r"\(x+\)+", "[[a]"]}),
         (GENERATE, generate(stop_regex="(foo|bar)+[.!?]")),
+        (CHAT, BODIES[CHAT] | {"stop_regex": ["a" * 499, "b" * 500]}),
+        (
+            CHAT,
+            BODIES[CHAT]
+            | {"stop_regex": [r"\n\s*\n", r"Observation:\s*", r"</?\w+>", r"\d+\.\d*"]},
+        ),
         (
             CHAT,
             BODIES[CHAT]

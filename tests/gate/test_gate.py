@@ -25,6 +25,7 @@ from gateway.core.model import (
     Ticket,
 )
 from gateway.gate import Gate, Shed
+from gateway.tasks import BEAT_S, ROOM_S
 from tests.gate.steps import Cancelled, cancelled_at
 
 if TYPE_CHECKING:
@@ -376,6 +377,78 @@ async def test_idle_waits_for_one_that_is_put_back_and_granted_again() -> None:
     house.assert_at_rest()
 
 
+def stand_still(seconds: float) -> None:
+    """Time goes on, and nothing is called."""
+    loop: Any = asyncio.get_running_loop()
+    loop.setup_looptime(start=loop.time() + seconds)
+
+
+async def _waiting(house: House) -> asyncio.Task[float]:
+    """One that has waited for ten seconds."""
+    waits = house.start(house.use("b"))
+    await asyncio.sleep(10)
+    return waits
+
+
+@pytest.mark.parametrize("away_s", [30.0, 500.0, 90_000.0])
+async def test_a_standstill_is_no_time_that_anybody_has_waited(away_s: float) -> None:
+    house = House()
+    first = house.start(house.use("a", seconds=1e6))
+    await turn()
+    waits = await _waiting(house)
+    stand_still(away_s)
+    with pytest.raises(Shed) as shed:
+        await waits
+    waited = MAX_WAIT_S + away_s
+    # A beat and the limit of what is late, at most, are not seen; half a second is for what came meanwhile.
+    assert waited - BEAT_S <= house.gate.now() <= waited + ROOM_S
+    assert shed.value.refusal.code is Code.QUEUE_TIMEOUT
+    first.cancel()
+    await asyncio.wait([first])
+
+
+async def test_what_comes_first_after_a_standstill_does_not_end_the_wait() -> None:
+    """A request that ends, or comes, may be heard of before the timer."""
+    house = House()
+    async with house.lease("a") as lease:
+        waits = await _waiting(house)
+        stand_still(500)
+        other = house.lease("c")
+        coming = house.start(other.__aenter__())
+        coming.get_loop().call_soon(lease.end, Outcome.COMPLETED)
+        await turn()
+    assert await waits == 510.0
+    await coming
+    other.end(Outcome.COMPLETED)
+    house.assert_at_rest()
+
+
+async def test_a_grace_does_not_run_out_in_a_standstill() -> None:
+    house = House()
+    async with house.lease("a") as lease:
+        lease.sent()
+    await asyncio.sleep(5)
+    stand_still(500)
+    await asyncio.sleep(0)
+    at = await house.use("b")
+    assert 500 + GRACE_S - BEAT_S <= at <= 500 + GRACE_S + ROOM_S
+    house.assert_at_rest()
+
+
+async def test_where_nothing_was_due_nobody_stood_still() -> None:
+    house = House()
+    first = house.start(house.use("a", seconds=10))
+    await turn()
+    async with house.lease("b") as lease:
+        await first
+        await asyncio.sleep(1000)
+        assert not house.gate._alarm.is_set
+        with pytest.raises(Shed) as shed:  # its time in the queue is over
+            await lease.requeue(0.0)
+        assert shed.value.queued_s == 1010
+    house.assert_at_rest()
+
+
 async def test_one_timer_serves_all_and_sleeps_when_nothing_is_due() -> None:
     house = House()
     first = house.start(house.use("a", seconds=200))
@@ -387,7 +460,7 @@ async def test_one_timer_serves_all_and_sleeps_when_nothing_is_due() -> None:
     got = await asyncio.gather(*waits, return_exceptions=True)
     assert all(isinstance(one, Shed) for one in got)
     await first
-    assert house.gate._timer is None
+    assert not house.gate._alarm.is_set
     house.assert_at_rest()
 
 

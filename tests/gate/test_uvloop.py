@@ -61,18 +61,18 @@ def test_a_timer_that_is_a_rounding_error_ahead_is_not_called_again_and_again() 
         core = Admission(QueueRule(), now=loop.time())
         gate = Gate(core, listener=lambda _: None, on_abandon=lambda _: None)
         ticks = 0
-        tick = gate._tick
+        tick = gate._alarm._ring
 
         def counted() -> None:
             nonlocal ticks
             ticks += 1
             tick()
 
-        gate._tick = counted  # type: ignore[method-assign]
+        gate._alarm._ring = counted
         due = loop.time() + 0.005 + 4e-12
         core.next_wakeup = lambda: due if loop.time() < due + 0.002 else None  # type: ignore[method-assign]
         core.advance = lambda _now: []  # type: ignore[method-assign]
-        gate._set_timer()
+        gate._alarm.set(due)
         await asyncio.sleep(0.02)
         return ticks
 

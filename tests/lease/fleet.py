@@ -91,7 +91,7 @@ async def gates(
         apps = []
         for index in range(count):
             folder = tmp_path / f"gate{index}"
-            folder.mkdir()
+            folder.mkdir(parents=True)
             of = {"prefill_tokens": 9000, "slots": 100, **policy.pop("backend", {})}
             extra = {"leases": {"url": server.url, "ttl_s": TTL_S}, "backend": of, **policy}
             source = written(folder, engine.url, extra)

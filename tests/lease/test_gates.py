@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
+from gateway.core.admission import NO_USE
 from gateway.core.amount import NOTHING
+from gateway.core.quarantine import FORGET_S
+from gateway.edge import common
+from gateway.lease.redis import RedisStore
+from gateway.lease.words import decode
+from gateway.upstream import reply
 from tests.fakes.behaviour import Behaviour
 from tests.lease.fleet import LIMIT, gates, settle, table_of
 from tests.lease.server import RedisServer, needs_server
+
+if TYPE_CHECKING:
+    from gateway.core.others import Strikes, Words
 
 pytestmark = needs_server
 
@@ -128,3 +139,121 @@ async def test_the_share_of_a_gate_that_was_killed_comes_back(tmp_path) -> None:
             table = await table_of(server, "gpu0")
             assert list(table.entries) == [other.leases.me]
             assert table.unclaimed == NOTHING
+
+
+# ---- what is known in common beside leases -------------------------------------------------------
+
+
+async def board(server: RedisServer) -> dict[str, Words]:
+    """What hangs there, at time zero."""
+    store = RedisStore(server.url)
+    told = await store.post("reader", b"s", b"{}", 0.001)
+    await store.close()
+    return {who: decode(said, 0.0) for who, said in told.of.items() if who != "stranger"}
+
+
+ONE = {"name": "anyone", "quota": {"tokens": 1000, "window_s": 600}}
+
+
+async def test_two_gates_count_one_quota_also_while_the_store_is_gone(tmp_path) -> None:
+    with RedisServer(tmp_path) as server:
+        await settle(server, "gpu0")
+        async with gates(tmp_path, server, clients=[ONE]) as both:
+            first, second = both.apps
+            assert first.common is not None
+            assert second.common is not None
+            others = second.gate.core.others
+            (task,) = both.asks(first, 1, 1200, 20)
+            await both.until(task.done)
+            assert task.result() == 200
+            await both.until(
+                lambda: any(w.clients.get("anyone", NO_USE).used >= 1208 for w in others)
+            )
+            assert await both.ask(second, 1, 1) == 429
+            assert second.common.status() == {"others": 1, "error": None}
+            server.stop()
+            await both.until(lambda: second.common.status()["error"] is not None)
+            assert await both.ask(second, 1, 1) == 429, "tokens used stay used"
+            server.start()
+            await both.until(lambda: second.common.status() == {"others": 1, "error": None})
+            assert await both.ask(second, 1, 1) == 429
+            assert first.deaths.marks.salt == second.deaths.marks.salt
+
+
+async def test_a_gate_that_ends_leaves_what_its_clients_used(tmp_path) -> None:
+    with RedisServer(tmp_path) as server:
+        await settle(server, "gpu0")
+        async with gates(tmp_path / "a", server, count=1, clients=[ONE]) as alone:
+            (task,) = alone.asks(alone.apps[0], 1, 1200, 20)
+            await alone.until(task.done)
+            assert task.result() == 200
+        (left,) = (await board(server)).values()
+        assert left.clients["anyone"].used == 1208
+        assert 500 < left.until < 600, "the window's end"
+        async with gates(tmp_path / "b", server, count=1, clients=[ONE]) as after:
+            (app,) = after.apps
+            await after.until(lambda: len(app.gate.core.others) == 1)
+            assert await after.ask(app, 1, 1) == 429
+
+
+async def test_one_death_that_two_gates_saw_is_one(tmp_path, monkeypatch) -> None:
+    """The very request was in flight at both, and both are told of the other's strike."""
+    monkeypatch.setattr(reply, "_RACE_S", -1.0)
+    with RedisServer(tmp_path) as server:
+        await settle(server, "gpu0")
+        async with gates(tmp_path, server) as both:
+            both.engine.default = Behaviour(never=True)
+            asked = [task for app in both.apps for task in both.asks(app, 1, 300, 20)]
+            await both.engine.arrived(2)
+            await both.engine.die()
+            lost = [app.gate.core.others for app in both.apps]
+            await both.until(lambda: all(any(w.strikes for w in others) for others in lost))
+            for app in both.apps:
+                (mark,) = app.deaths.quarantine.strikes
+                assert next(iter(app.gate.core.others)).strikes[mark].deaths == 1
+                assert app.deaths.quarantine.deaths(mark, app.gate.now()) == 1
+            both.engine.default = Behaviour(tokens=2)
+            await both.engine.revive()
+            await both.until(lambda: all(task.done() for task in asked))
+            assert {task.result() for task in asked} == {200}
+
+
+async def test_a_death_is_said_at_once_and_what_cannot_be_understood_is_told_once(
+    tmp_path, monkeypatch
+) -> None:
+    with RedisServer(tmp_path) as server:
+        await settle(server, "gpu0")
+        with capture_logs() as logs:
+            async with gates(tmp_path, server, count=1) as alone:
+                (app,) = alone.apps
+                assert app.common is not None
+                assert app.leases is not None
+                stranger = RedisStore(server.url)
+                await stranger.post("stranger", b"s", b'{"form":"kvgate-common-9"}', 60.0)
+
+                def told() -> int:
+                    return sum(line["event"] == "common_not_understood" for line in logs)
+
+                await alone.until(lambda: told() == 1)
+                monkeypatch.setattr(common, "ROUND_S", 1000.0)
+                app.common._soon.set()
+                await alone.until(lambda: not app.common._soon.is_set())
+                alone.engine.default = Behaviour(never=True)
+                (asked,) = alone.asks(app, 1, 300, 20)
+                await alone.engine.arrived()
+                await alone.engine.die()
+                alone.engine.default = Behaviour(tokens=2)
+                strikes: dict[bytes, Strikes] = {}
+                while not strikes:
+                    await asyncio.sleep(0.01)
+                    words = (await board(server)).get(app.leases.me)
+                    strikes = {} if words is None else dict(words.strikes)
+                ((_mark, strike),) = strikes.items()
+                assert strike.deaths == 1
+                assert words.until > FORGET_S - 60
+                await alone.engine.revive()
+                await alone.until(asked.done)
+                assert asked.result() == 200
+                await stranger.close()
+        assert told() == 1
+        assert app.common.status()["error"] is None

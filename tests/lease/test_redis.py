@@ -10,8 +10,9 @@ import pytest
 from gateway.cli import serve
 from gateway.core.amount import Amount
 from gateway.core.lease import Entry, Table
+from gateway.core.others import MOST
 from gateway.lease.redis import RedisStore
-from gateway.lease.store import StoreError
+from gateway.lease.store import LONGEST_S, Heard, StoreError
 from gateway.lease.wire import decode, encode
 from tests.lease.server import RedisServer, needs_server
 
@@ -97,3 +98,76 @@ def test_a_gate_that_can_not_share_does_not_start(tmp_path, monkeypatch, capsys)
     )
     assert serve.run([str(path)]) == 2
     assert "pip install kvgate[redis]" in capsys.readouterr().err
+
+
+# ---- the board -----------------------------------------------------------------------------------
+
+
+@needs_server
+async def test_what_was_pinned_up_is_read_with_its_age_until_its_time_is_over(tmp_path) -> None:
+    with RedisServer(tmp_path) as server:
+        store, other = RedisStore(server.url), RedisStore(server.url)
+        salt, odd = bytes(range(32)), b'{"a":\r\n "\xc3\xa9"}'
+        assert (await store.post("a", salt, odd, 60.0)) == Heard(salt)
+        await asyncio.sleep(0.05)
+        told = await other.post("b", b"other", b"two", 0.03)
+        assert (told.salt, list(told.of), told.of["a"].document) == (salt, ["a"], odd)
+        assert 0.05 <= told.of["a"].age_s < 5.0
+        await asyncio.sleep(0.04)
+        assert (await store.post("a", salt, b"new", 60.0)).of == {}, "its time was over"
+        assert (await other.post("b", salt, b"x", 60.0)).of["a"].document == b"new"
+        apart = RedisStore(server.url, prefix="apart")
+        assert (await apart.post("c", b"own", b"x", 60.0)) == Heard(b"own")
+        for one in (store, other, apart):
+            await one.close()
+
+
+@needs_server
+async def test_the_board_is_bounded_and_gone_a_week_after_the_last_word(tmp_path) -> None:
+    with RedisServer(tmp_path) as server:
+        store = RedisStore(server.url)
+        for n in range(MOST + 5):
+            await store.post(f"p{n}", b"s", b"x", 60.0)
+            if n in (0, MOST):
+                await asyncio.sleep(0.003)  # the store's clock has milliseconds
+        told = await store.post("new", b"s", b"x", 60.0)
+        assert len(told.of) == MOST - 1
+        assert "p0" not in told.of
+        left_ms = await store._client.pttl("kvgate:~board")
+        assert 0.99 * LONGEST_S < left_ms / 1000 <= LONGEST_S
+        server.stop()
+        with pytest.raises(StoreError, match="does not answer"):
+            await store.post("new", b"s", b"x", 60.0)
+        server.start()
+        assert (await store.post("new", b"kept", b"x", 60.0)) == Heard(b"kept"), "by who was there"
+        await store.close()
+
+
+@needs_server
+async def test_a_user_that_may_only_what_leases_need_shares_leases_and_nothing_else(
+    tmp_path,
+) -> None:
+    with RedisServer(tmp_path) as server:
+        store = RedisStore(server.url)
+        await store._client.execute_command(
+            *[
+                "ACL",
+                "SETUSER",
+                "default",
+                "resetkeys",
+                "~kvgate:*",
+                "-@all",
+                "+get",
+                "+set",
+                "+eval",
+                "+info",
+                "+client",
+            ]
+        )
+        narrow = RedisStore(server.url)
+        run = (await narrow.swap("gpu0", "", None, b"")).run
+        assert (await narrow.swap("gpu0", run, None, b"one")).taken
+        with pytest.raises(StoreError, match="does not answer"):
+            await narrow.post("a", b"s", b"x", 60.0)
+        await store.close()
+        await narrow.close()

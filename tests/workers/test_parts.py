@@ -155,18 +155,29 @@ def quota(used: int, left: float | None) -> sums.Document:
         "client": "a",
         "used_tokens": used,
         "under_way_tokens": 1,
+        "elsewhere_tokens": 0,
         "quota_tokens": 100,
         "window_s": 60.0,
         "window_left_s": left,
     }
 
 
-def test_a_quota_holds_in_each_and_is_told_as_that() -> None:
-    told = sums.together([status(quotas=[quota(5, 1.5)]), status(quotas=[quota(7, 3.5)])])
-    (one,) = told["quotas"]
-    assert one == {**quota(12, 3.5), "under_way_tokens": 2, "quota_tokens": 200}
+def test_a_quota_is_one_and_used_by_all() -> None:
+    """The second has heard of the first, and of ten tokens at another gate."""
+    first, second = quota(5, 3.5), quota(7, 1.5) | {"elsewhere_tokens": 5 + 1 + 10}
+    (one,) = sums.together([status(quotas=[first]), status(quotas=[second])])["quotas"]
+    assert one == {**quota(12, 1.5), "under_way_tokens": 2, "elsewhere_tokens": 10}
     (one,) = sums.together([status(quotas=[quota(5, None)])])["quotas"]
     assert one == quota(5, None)
+
+
+def test_whether_they_hear_of_each_other_is_told_by_whoever_hears_least() -> None:
+    well, deaf = {"others": 2, "error": None}, {"others": 0, "error": "the store sleeps"}
+    assert sums.together([status(common=well), status(common=deaf)])["common"] == {
+        "others": 0,
+        "error": "the store sleeps",
+    }
+    assert sums.together([status()])["common"] is None
 
 
 def test_the_status_of_two_is_of_the_form_of_one() -> None:

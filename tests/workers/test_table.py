@@ -9,8 +9,9 @@ import pytest
 
 from gateway.core.amount import NOTHING, Amount
 from gateway.core.lease import Entry, Table
+from gateway.core.others import MOST
 from gateway.lease.local import Counter, LocalStore
-from gateway.lease.store import StoreError
+from gateway.lease.store import Heard, Said, StoreError
 from gateway.lease.tables import Tables
 from gateway.lease.wire import decode, encode
 
@@ -107,3 +108,52 @@ async def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(tmp_pa
         await ended.acquire()
     server.close()
     await server.wait_closed()
+
+
+# ---- the board -----------------------------------------------------------------------------------
+
+
+def test_what_was_pinned_up_is_read_with_its_age_until_its_time_is_over() -> None:
+    now = 100.0
+    tables = Tables(lambda: now)
+    assert tables.post("a", b"salt", b"one", 10.0) == Heard(b"salt")
+    now += 4
+    told = tables.post("b", b"other", b"two", 99.0)
+    assert told == Heard(b"salt", {"a": Said(4.0, b"one")}), "the first salt is that of all"
+    assert tables.post("a", b"", b"new", 10.0).of == {"b": Said(0.0, b"two")}
+    now += 11
+    assert tables.post("b", b"", b"two", 9.0).of == {}
+    assert tables.forget("a") == [], "it says nothing of leases"
+
+
+def test_the_board_is_bounded_and_whoever_wrote_longest_ago_goes_first() -> None:
+    tables = Tables(lambda: 0.0)
+    for n in range(MOST + 5):
+        tables.post(f"p{n}", b"s", b"x", 9.0)
+    tables.post("p5", b"s", b"x", 9.0)  # who writes on stays
+    assert len(tables.post("new", b"s", b"x", 9.0).of) == MOST - 1
+    assert "p5" in tables.post("new", b"s", b"x", 9.0).of
+    assert "p6" not in tables.post("new", b"s", b"x", 9.0).of
+
+
+async def test_the_board_over_the_socket_and_no_lease_waits_for_it(tmp_path) -> None:
+    now = 5.0
+    counter = Counter(Tables(lambda: now), tmp_path / "t")
+    await counter.start()
+    one, two = LocalStore(tmp_path / "t"), LocalStore(tmp_path / "t")
+    assert await one.post("w0.1", b"\0salt", b"", 10.0) == Heard(b"\0salt")
+    now += 1.5
+    answers = await asyncio.gather(
+        two.swap("gpu0", "", None, b""), two.post("w1.1", b"x", b'{"a":1}' * 5000, 10.0)
+    )
+    assert answers[1] == Heard(b"\0salt", {"w0.1": Said(1.5, b"")})
+    told = await one.post("w0.1", b"", b"more", 10.0)
+    assert told.of == {"w1.1": Said(0.0, b'{"a":1}' * 5000)}
+    async with two._board._one_at_a_time:  # an answer of the board does not come
+        assert not (await two.swap("gpu1", "", None, b"")).taken
+    with pytest.raises(StoreError, match="does not answer"):
+        await one.post("w0.1", b"", b"x" * (2 << 20), 10.0)
+    assert (await one.post("w0.1", b"", b"again", 10.0)).of
+    await one.close()
+    await two.close()
+    await counter.stop()

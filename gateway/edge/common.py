@@ -1,0 +1,150 @@
+"""What the processes of a gate know in common beside leases: quotas, held tokens, requests that kill.
+
+Each second, and at once after a death, this process pins up its words (`core.others`) in the store that
+leases are in, and reads those of the others: one question to the store, and no request waits for it. So
+what another process did is counted here after two of its rounds at most: what it did right after it wrote
+is written a second later, and read here within another.
+
+A process that ends leaves its words where they are, for as long as anything in them counts: what its
+clients used until their windows end, its deaths for an hour. Whoever is started in its place has another
+name and reads them like all others, so nothing is lost and nothing counted twice. Where the store is gone,
+what was heard last stays as far as it is fact (see there) and the rest is each process's own: nobody is
+refused for what nobody can say any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from gateway.core.others import Words
+from gateway.core.quarantine import FORGET_S
+from gateway.lease.store import LONGEST_S, StoreError
+from gateway.lease.words import decode, encode
+from gateway.tasks import spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from structlog.typing import FilteringBoundLogger
+
+    from gateway.core.model import ClientRule
+    from gateway.edge.deaths import Deaths
+    from gateway.edge.leases import Leases
+    from gateway.gate import Gate
+    from gateway.lease.store import Heard
+
+ROUND_S = 1.0
+"""Between two rounds, as between two renewals of a lease."""
+
+ANSWER_S = 2.0
+"""Longest time for one answer of the store."""
+
+LEAST_S = 10.0
+"""How long words hang there that say nothing of any lasting: so long that others see them late, too."""
+
+
+class Common:
+    """`start`, then `stop`, each once; the store is closed by whoever has made it."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        gate: Gate,
+        deaths: Deaths,
+        rules: Callable[[], Iterable[ClientRule]],
+        log: FilteringBoundLogger,
+    ) -> None:
+        """`rules`: of all clients by the policy in force. The store is that of the leases, and so is
+        this process's name."""
+        self._leases = leases
+        self._gate = gate
+        self._deaths = deaths
+        self._rules = rules
+        self._log = log
+        self._task: asyncio.Task[None] | None = None
+        self._soon = asyncio.Event()
+        self._error: str | None = None
+        self._odd: set[str] = set()  # whose words could not be understood, and that was told
+        deaths.on_strike = self._soon.set
+
+    def start(self) -> None:
+        """Begin, in the background."""
+        self._task = spawn(self._run(), "common")
+
+    async def stop(self) -> None:
+        """Leave the last words."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            await self._round()
+
+    def status(self) -> dict[str, Any]:
+        """The `common` of /status."""
+        others = self._gate.core.others
+        return {"others": others.fresh(self._gate.now()), "error": self._error}
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._soon.clear()
+            await self._round()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ROUND_S):
+                    await self._soon.wait()
+
+    async def _round(self) -> None:
+        now = self._gate.now()
+        words = self._words(now)
+        document = encode(words, now)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                salt = self._deaths.marks.salt
+                heard = await self._leases.store.post(
+                    self._leases.me, salt, document, words.until - now
+                )
+        except (StoreError, TimeoutError) as error:
+            self._failed(str(error) or "does not answer in time")
+        else:
+            self._heard(heard)
+        self._gate.heard()
+
+    def _words(self, now: float) -> Words:
+        rules = {rule.name: rule for rule in self._rules()}
+        clients = self._gate.core.uses(rules.values(), now)
+        strikes, served = self._deaths.quarantine.strikes, self._deaths.quarantine.answered(now)
+        ends = [LEAST_S]
+        for who, use in clients.items():
+            quota = rules[who].quota
+            if use.used and use.began is not None and quota is not None:
+                ends.append(use.began + quota.window_s - now)
+        ends += [one.last + FORGET_S - now for one in strikes.values()]
+        ends += [at + FORGET_S - now for at in served.values()]
+        return Words(now, now + min(max(ends), LONGEST_S), clients, strikes, served).bounded()
+
+    def _heard(self, heard: Heard) -> None:
+        if self._error is not None:
+            self._log.info("common_again")
+        self._error = None
+        if self._deaths.marks.take(heard.salt):
+            self._deaths.quarantine.forget()
+        now = self._gate.now()
+        for who, said in heard.of.items():
+            try:
+                self._gate.core.others.heard(who, decode(said, now))
+            except StoreError as error:
+                if who not in self._odd:
+                    self._log.warning("common_not_understood", replica=who, error=str(error))
+                self._odd = {one for one in self._odd if one in heard.of} | {who}
+
+    def _failed(self, why: str) -> None:
+        if self._error is None:
+            self._log.warning(
+                "common_alone",
+                error=f"the store {why}",
+                reason="what other processes use, hold and see die is not heard; what was heard of "
+                "tokens used and of deaths counts on",
+            )
+        self._error = f"the store {why}"

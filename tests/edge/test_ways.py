@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from gateway.edge.dialects.patterns import may_not_end
-from gateway.edge.dialects.ways import MOST, REPEATS, degree
+from gateway.edge.dialects.ways import DEPTH, MOST, REPEATS, breadth, degree
 
 HONEST = {
     "": 0,
@@ -81,6 +81,15 @@ def test_what_is_optional_counts_little(pattern: str) -> None:
         r"[\u0600-\u06ff]*\d*=",
         r"[\u4e00-\u9fff]*[\u4e80-\u9000]*=",
         r"(?i)[a-z]*[A-Z]*=",
+        "(?i)[À-Ö]*[á-õ]*=",  # ranges that have no end in common, but for the case of what is in them
+        "(?i)[^á-õ]*[á-õ]*=",
+        "(?i)[а-п]*[Б-Я]*=",
+        "(?i)[ž-ƀ]*[r-t]*=",  # ſ is an s
+        "(?i)[I-n]*[Ỿİ]*=",
+        "(?i)[Ω-\u2128]*[ω-ϊ]*=",  # the sign of the ohm
+        "(?i)[Ā-\U0010ffff]*[ā-\U0010ffff]*=",  # no character comes after the last
+        "(?=一*一*=)x",  # what is only looked at names characters too
+        "x(?!.*一*一+y)",
         r"(?s).*\n[^x]*=",
         r"(?:a|b)*(?:a|b)*=",
         r"(?:ab)*a?b?(?:ab)*=",
@@ -128,3 +137,20 @@ def test_more_repeats_than_anybody_writes_are_not_weighed() -> None:
 
     assert degree(apart(REPEATS)) == 0
     assert degree(apart(REPEATS + 1)) == math.inf
+
+
+def test_case_makes_alike_only_what_has_one() -> None:
+    assert degree("(?i)[a-z]*[\u4e00-\u9fff]*=") == 2
+    assert degree("(?i)[\u4e00-\u9fff]*[\u3040-\u30ff]*[а-я]*=") == 2
+
+
+def test_groups_deeper_than_anybody_nests_them_are_not_looked_into() -> None:
+    assert degree("(" * (DEPTH - 1) + "a" + ")" * (DEPTH - 1)) == 1
+    assert degree("(" * DEPTH + "a" + ")" * DEPTH) == math.inf
+
+
+def test_how_much_is_in_all_ranges_together() -> None:
+    assert breadth("abc") == 3
+    assert breadth("[a-z]{3}|(?=[0-9])") == 36
+    assert breadth("[一-龥][^\x00-\x7f]") == 20_902 + 128
+    assert breadth("[\U00010000-\U0010ffff]😀") == 0, "these are not looked at one by one"

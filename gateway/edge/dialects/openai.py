@@ -44,7 +44,7 @@ class Chat:
         ]
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
         hazards.check_format(body)
-        hazards.check_stop_pattern(body)
+        hazards.check_stop_patterns(body)
         hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
         return Intent(
@@ -87,7 +87,7 @@ class Text:
             raise Invalid("prompt is missing", "prompt")
         hazards.check_top(body.get("logprobs"), "logprobs")
         hazards.check_format(body)
-        hazards.check_stop_pattern(body)
+        hazards.check_stop_patterns(body)
         hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
         echoes = guard.flag(body.get("echo"), "echo") and body.get("logprobs") is not None

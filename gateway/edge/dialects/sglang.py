@@ -37,13 +37,14 @@ class Generate:
         if body.get("text") is None and body.get("input_ids") is None:
             raise Invalid("text or input_ids is missing", "text")
         many = _params(body)
+        hazards.check_number(body.get("sampling_params"), _batch(body))
+        hazards.check_stop_patterns(*many)
         for params in many:
             guard.check_grammar(params)
             hazards.check_sampling(params)
             guard.whole(params.get(LEAST), LEAST)
             if params.get("beam_width") is not None:
                 raise Invalid("beam search is not allowed through this gate", "beam_width")
-        hazards.check_number(body.get("sampling_params"), _batch(body))
         hazards.check_top(body.get("top_logprobs_num"), "top_logprobs_num")
         caps = [guard.cap(params.get(CAP), CAP, zero_is_unset=False) for params in many]
         sent = [cap for cap in caps if cap is not None]

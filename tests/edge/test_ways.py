@@ -49,6 +49,9 @@ def test_what_people_write_is_let_through(pattern: str, exponent: int) -> None:
     [
         r"\d+(\.\d*)?%",
         r".*\.?\n",
+        r".*\s{0,4}=",
+        r"\n{1,3}\s*User:",
+        r"(?i)question\s*\d{0,3}\s*:",
         r"(\n|^)\s*(Human|User)\s*(\d+\s*)?:",
         r"(a+)?(b+|c)",
         "a?b?c?d?e?f?g?h?i?j?k?l?m?n?o?p?q?r?s?t?=",
@@ -103,6 +106,8 @@ def test_what_is_optional_counts_little(pattern: str) -> None:
         r".*(?!.*x)y",
         "(a)(?(1)b|c)",  # not read
         ".{0,400}.{0,400}=",
+        "a+.{1,31}[ab]=",  # each place, each length, and thirty for each
+        r"\w{1,30}[aé]*[^a]$",
         ".{1,40}a*(?![a-c]{2})=",  # each place, forty lengths, each length
         "a*a*b" * 3,  # no pair reaches over the b, and each is tried with each
         "b?b?a" * 20 + "x",

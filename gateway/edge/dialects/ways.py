@@ -28,10 +28,11 @@ from gateway.edge.dialects.letters import Sets
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MOST: Final = 2.5
-"""Exponent of the time. Every pattern with one repeat is below it (2: `.*=` takes 43 ms for a line of 8,000
-characters); one with two that share what they take is above (3: `.*.*=` takes 7 s for 3,000), and so are
-fifteen optional characters in a row."""
+MOST: Final = 2.25
+"""Exponent of the time. Every pattern with one repeat is below it (2: `.*=` takes 40 ms for a line of 8,000
+characters), and with a second that may take four of the same characters (2.2: 90 ms for 3,000). With one that
+takes thirty (2.5: 0.7 s for 2,000) or all (3: `.*.*=` takes 7 s for 3,000) it is above, and so are thirteen
+optional characters in a row."""
 
 REPEATS: Final = 64
 """Of a pattern; people write a handful, and each is held against all before it."""

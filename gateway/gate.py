@@ -343,7 +343,7 @@ class Gate:
 
     def heard(self) -> None:
         """Other processes of the gate have said something, or should have."""
-        self._apply(self.core.heard(self.now()))
+        self._apply(self.core.heard(self._step()))
 
     def now(self) -> float:
         """The clock of every decision: the loop's, which is a system call to find."""

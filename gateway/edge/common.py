@@ -41,6 +41,10 @@ ROUND_S = 1.0
 ANSWER_S = 2.0
 """Longest time for one answer of the store."""
 
+SAME_S = 0.5
+"""What was written within this of what was read before, and is the same to the letter, is that very writing:
+half of a round, and more than the store's answers differ in time."""
+
 LEAST_S = 10.0
 """How long words hang there that say nothing of any lasting: so long that others see them late, too."""
 
@@ -67,6 +71,9 @@ class Common:
         self._soon = asyncio.Event()
         self._error: str | None = None
         self._odd: set[str] = set()  # whose words could not be understood, and that was told
+        self._read: dict[str, tuple[bytes, float]] = {}
+        """What was heard last of each, and when that was written. Of who has ended it stays the same for
+        hours, and many that ended may have said much: all of it anew each second would be 0.1 s."""
         deaths.on_strike = self._soon.set
 
     def start(self) -> None:
@@ -131,13 +138,21 @@ class Common:
         if self._deaths.marks.take(heard.salt):
             self._deaths.quarantine.forget()
         now = self._gate.now()
+        self._odd &= heard.of.keys()
+        before, self._read = self._read, {}
         for who, said in heard.of.items():
+            at = now - said.age_s
+            known = before.get(who)
+            if known is not None and known[0] == said.document and abs(known[1] - at) < SAME_S:
+                self._read[who] = known
+                continue
+            self._read[who] = said.document, at
             try:
                 self._gate.core.others.heard(who, decode(said, now))
             except StoreError as error:
                 if who not in self._odd:
                     self._log.warning("common_not_understood", replica=who, error=str(error))
-                self._odd = {one for one in self._odd if one in heard.of} | {who}
+                self._odd.add(who)
 
     def _failed(self, why: str) -> None:
         if self._error is None:

@@ -5,7 +5,9 @@ The script reads the server's run id, which every process draws anew when it sta
 it swaps: a table written before a restart, or in a primary whose replica has taken over since, is told
 from one of today. Needs Redis 5 or Valkey, and a user that may GET, SET, EVAL and INFO; for the board also
 HGETALL, HSET, HSETNX, HDEL, PEXPIRE and TIME. The board's clock is the store's, and only differences of
-it are told.
+it are told. Where it went back (set right, or another copy has taken over), what was written later than
+now was written now: nobody who has fallen silent seems to speak until it is as late again. What is none
+of ours on the board is taken off: it would be read each second, by everybody.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import importlib
 from typing import Any
 
 from gateway.core.others import MOST
-from gateway.lease.store import LONGEST_S, Answer, Heard, Said, StoreError
+from gateway.lease.store import LONGEST_DOCUMENT, LONGEST_S, Answer, Heard, Said, StoreError
 
 ANSWER_S = 1.0
 """Longest wait for the store: it answers in a millisecond, and a lease has time for many tries."""
@@ -45,14 +47,24 @@ redis.call('PEXPIRE', KEYS[1], ARGV[5])
 local salt, there = '', {}
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
-  if all[i] == 'salt' then
-    salt = all[i + 1]
+  local name, value = all[i], all[i + 1]
+  if name == 'salt' then
+    salt = value
   else
-    local at, till, document = string.match(all[i + 1], '^(%d+) (%d+) (.*)$')
-    if at == nil or tonumber(till) <= now then
-      redis.call('HDEL', KEYS[1], all[i])
+    local at, till, document = string.match(value, '^(%d+) (%d+) (.*)$')
+    if at == nil or #at > 15 or #till > 15 or #document > tonumber(ARGV[7])
+        or string.sub(name, 1, 3) ~= 'of:' then
+      at, till = 0, 0
+    end
+    at, till = tonumber(at), tonumber(till)
+    if at > now then
+      at, till = now, till - at + now
+      redis.call('HSET', KEYS[1], name, string.format('%.0f %.0f ', at, till) .. document)
+    end
+    if till <= now or till > at + tonumber(ARGV[5]) then
+      redis.call('HDEL', KEYS[1], name)
     else
-      table.insert(there, {tonumber(at), string.sub(all[i], 4), document})
+      table.insert(there, {at, string.sub(name, 4), document})
     end
   end
 end
@@ -103,13 +115,17 @@ class RedisStore:
         """See `Store`."""
         name, lasts_ms = f"{self._prefix}:{BOARD}", max(int(1000 * lasts_s), 1)
         kept_ms = int(1000 * LONGEST_S)
-        told = await self._eval(POST, name, me, salt, document, lasts_ms, kept_ms, MOST)
-        rows = zip(told[1::3], told[2::3], told[3::3], strict=True)
-        of = {
-            who.decode(errors="replace"): Said(max(int(age), 0) / 1000, said)
-            for who, age, said in rows
-        }
-        return Heard(told[0], of)
+        values = (me, salt, document, lasts_ms, kept_ms, MOST, LONGEST_DOCUMENT)
+        told = await self._eval(POST, name, *values)
+        try:
+            rows = zip(told[1::3], told[2::3], told[3::3], strict=True)
+            of = {
+                who.decode(errors="replace"): Said(int(age) / 1000, said) for who, age, said in rows
+            }
+            return Heard(b"" + told[0], of)
+        except (ValueError, TypeError, AttributeError, IndexError):
+            msg = "answers what is nothing of ours"
+            raise StoreError(msg) from None
 
     async def _eval(self, script: str, name: str, *values: str | bytes | int) -> Any:  # noqa: ANN401
         """What a script answers; all that goes wrong as StoreError."""

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 LONGEST_S = 7 * 86_400.0
 """How long one hangs there at most, like the table of a pool that nobody asks for: over a long weekend."""
 
+LONGEST_DOCUMENT = 256 * 1024
+"""Bytes of one on the board; what is longer is nobody's, and not read. All that one process says at most has
+some 100 kB (`core.others`)."""
+
 
 class StoreError(Exception):
     """The store did not answer, or not so that it could be understood; in words, without secrets.

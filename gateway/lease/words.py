@@ -12,9 +12,13 @@ from typing import Any
 import orjson
 
 from gateway.core.others import Strikes, Use, Words
-from gateway.lease.store import Said, StoreError
+from gateway.lease.store import LONGEST_DOCUMENT, LONGEST_S, Said, StoreError
 
 FORM = "kvgate-common-1"
+
+MOST_TOKENS = 2**53
+"""What JSON's readers hold exactly, and not in a thousand years the tokens of a client. Sums of larger ones
+could not be told: /events would end, for everybody who looks."""
 
 
 def encode(words: Words, now: float) -> bytes:
@@ -44,6 +48,9 @@ def encode(words: Words, now: float) -> bytes:
 def decode(said: Said, now: float) -> Words:
     """What was said, by the clock of who reads it. Raises StoreError where it is nothing of ours."""
     at = now - said.age_s
+    if len(said.document) > LONGEST_DOCUMENT:
+        msg = "what another process says of itself is too long"
+        raise StoreError(msg)
     try:
         data = orjson.loads(said.document)
         if data["form"] != FORM:
@@ -51,7 +58,7 @@ def decode(said: Said, now: float) -> Words:
             raise StoreError(msg)
         return Words(
             at=at,
-            until=at + _span(data["lasts"]),
+            until=at + min(_span(data["lasts"]), LONGEST_S),
             clients={str(who): _use(row, at) for who, row in data["clients"].items()},
             strikes={
                 bytes.fromhex(mark): Strikes(_count(row[0]), at - _span(row[1]), str(row[2]))
@@ -71,7 +78,7 @@ def _use(row: list[Any], at: float) -> Use:
 
 
 def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= MOST_TOKENS:
         raise ValueError(value)
     return value
 

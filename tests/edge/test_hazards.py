@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.dialects.hazards import MOST_TOP, SAMPLING
+from gateway.edge.dialects.hazards import MOST_TOP, SAMPLING, check_stop_patterns
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
 
 BODIES: dict[str, Any] = {CHAT: chat(max_tokens=2), TEXT: {"prompt": "a", "max_tokens": 2}}
@@ -228,6 +228,7 @@ async def test_a_pattern_that_may_never_end_is_refused(rig, path: str, pattern: 
         (TEXT, BODIES[TEXT] | {"stop_regex": ["a+b*", r"\(x+\)+", "[[a]"]}),
         (GENERATE, generate(stop_regex="(foo|bar)+[.!?]")),
         (CHAT, BODIES[CHAT] | {"stop_regex": ["a" * 499, "b" * 500]}),
+        (CHAT, BODIES[CHAT] | {"stop_regex": ["[一-龥]" * 12 + "。", "(?i)[À-ÿ]+:"]}),
         (
             CHAT,
             BODIES[CHAT]
@@ -281,3 +282,29 @@ async def test_a_prompt_without_a_token_is_refused(rig, path: str, body: Any) ->
     got = await rig.post(path, body)
     assert (got.status, got.code) == (400, "invalid_request"), got.body
     assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?i)" + "[Ā-\uffff]" * 190,
+        ["[Ā-\uffff]" * 3, "[一-\uffff]" * 3],
+        "(?a)(?u)b",
+        "(?i)[Ā-\U0010ffff]+=(?<!a*)",
+    ],
+)
+async def test_a_pattern_that_is_long_to_read_or_breaks_its_reader_is_refused(rig, pattern) -> None:
+    """Python looks at each character of a range: 1.7 s for the first, here and in the scheduler."""
+    got = await rig.post(CHAT, BODIES[CHAT] | {"stop_regex": pattern})
+    assert (got.status, got.code, got.error["param"]) == (400, "invalid_request", "stop_regex")
+    assert rig.engine.seen == []
+
+
+async def test_patterns_of_a_batch_are_bounded_together(rig) -> None:
+    """One for each of 16,000 prompts would be read for minutes, and nothing else done."""
+    many = [{"stop_regex": f"{n:04}" + "x" * 200} for n in range(5)]
+    got = await rig.post(GENERATE, {"text": ["a"] * 5, "sampling_params": many})
+    assert (got.status, got.code, got.error["param"]) == (400, "invalid_request", "stop_regex")
+    assert "in all of a request" in got.error["message"]
+    check_stop_patterns(*many[:4], {}, {"stop_regex": None})
+    check_stop_patterns(*[{"stop_regex": ["b" * 400, "c" * 598]} for _ in range(9)])  # mostly alike

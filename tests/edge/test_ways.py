@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from gateway.edge.dialects.patterns import may_not_end
-from gateway.edge.dialects.ways import MOST, REPEATS, degree
+from gateway.edge.dialects.ways import DEPTH, MOST, REPEATS, breadth, degree
 
 HONEST = {
     "": 0,
@@ -49,6 +49,9 @@ def test_what_people_write_is_let_through(pattern: str, exponent: int) -> None:
     [
         r"\d+(\.\d*)?%",
         r".*\.?\n",
+        r".*\s{0,4}=",
+        r"\n{1,3}\s*User:",
+        r"(?i)question\s*\d{0,3}\s*:",
         r"(\n|^)\s*(Human|User)\s*(\d+\s*)?:",
         r"(a+)?(b+|c)",
         "a?b?c?d?e?f?g?h?i?j?k?l?m?n?o?p?q?r?s?t?=",
@@ -81,6 +84,15 @@ def test_what_is_optional_counts_little(pattern: str) -> None:
         r"[\u0600-\u06ff]*\d*=",
         r"[\u4e00-\u9fff]*[\u4e80-\u9000]*=",
         r"(?i)[a-z]*[A-Z]*=",
+        "(?i)[À-Ö]*[á-õ]*=",  # ranges that have no end in common, but for the case of what is in them
+        "(?i)[^á-õ]*[á-õ]*=",
+        "(?i)[а-п]*[Б-Я]*=",
+        "(?i)[ž-ƀ]*[r-t]*=",  # ſ is an s
+        "(?i)[I-n]*[Ỿİ]*=",
+        "(?i)[Ω-\u2128]*[ω-ϊ]*=",  # the sign of the ohm
+        "(?i)[Ā-\U0010ffff]*[ā-\U0010ffff]*=",  # no character comes after the last
+        "(?=一*一*=)x",  # what is only looked at names characters too
+        "x(?!.*一*一+y)",
         r"(?s).*\n[^x]*=",
         r"(?:a|b)*(?:a|b)*=",
         r"(?:ab)*a?b?(?:ab)*=",
@@ -94,6 +106,8 @@ def test_what_is_optional_counts_little(pattern: str) -> None:
         r".*(?!.*x)y",
         "(a)(?(1)b|c)",  # not read
         ".{0,400}.{0,400}=",
+        "a+.{1,31}[ab]=",  # each place, each length, and thirty for each
+        r"\w{1,30}[aé]*[^a]$",
         ".{1,40}a*(?![a-c]{2})=",  # each place, forty lengths, each length
         "a*a*b" * 3,  # no pair reaches over the b, and each is tried with each
         "b?b?a" * 20 + "x",
@@ -128,3 +142,20 @@ def test_more_repeats_than_anybody_writes_are_not_weighed() -> None:
 
     assert degree(apart(REPEATS)) == 0
     assert degree(apart(REPEATS + 1)) == math.inf
+
+
+def test_case_makes_alike_only_what_has_one() -> None:
+    assert degree("(?i)[a-z]*[\u4e00-\u9fff]*=") == 2
+    assert degree("(?i)[\u4e00-\u9fff]*[\u3040-\u30ff]*[а-я]*=") == 2
+
+
+def test_groups_deeper_than_anybody_nests_them_are_not_looked_into() -> None:
+    assert degree("(" * (DEPTH - 1) + "a" + ")" * (DEPTH - 1)) == 1
+    assert degree("(" * DEPTH + "a" + ")" * DEPTH) == math.inf
+
+
+def test_how_much_is_in_all_ranges_together() -> None:
+    assert breadth("abc") == 3
+    assert breadth("[a-z]{3}|(?=[0-9])") == 36
+    assert breadth("[一-龥][^\x00-\x7f]") == 20_902 + 128
+    assert breadth("[\U00010000-\U0010ffff]😀") == 0, "these are not looked at one by one"

@@ -423,6 +423,19 @@ async def test_what_comes_first_after_a_standstill_does_not_end_the_wait() -> No
     house.assert_at_rest()
 
 
+async def test_what_others_say_first_after_a_standstill_does_not_end_the_wait() -> None:
+    house = House()
+    async with house.lease("a") as lease:
+        waits = await _waiting(house)
+        stand_still(500)
+        house.gate.heard()
+        await turn()
+        assert not waits.done()
+        lease.end(Outcome.COMPLETED)
+    assert await waits == 510.0
+    house.assert_at_rest()
+
+
 async def test_a_grace_does_not_run_out_in_a_standstill() -> None:
     house = House()
     async with house.lease("a") as lease:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.edge.dialects import Invalid, guard
 from gateway.edge.dialects.patterns import may_not_end
-from gateway.edge.dialects.ways import MOST, degree
+from gateway.edge.dialects.ways import BREADTH, MOST, breadth, degree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,44 +118,71 @@ def check_bias(params: Mapping[str, Any], *, native: bool = False) -> None:
 
 
 LONGEST_PATTERN: Final = 1_000
-"""Characters, of all patterns together. People write a few dozen; a thousand are read in 40 ms at most."""
+"""Characters, of all patterns of a request together. People write a few dozen; a thousand are read
+in 50 ms at most, wide ranges apart (`ways.BREADTH`)."""
 
 
-def check_stop_pattern(params: Mapping[str, Any]) -> None:
+def check_stop_patterns(*params: Mapping[str, Any]) -> None:
     """`stop_regex`, which the scheduler searches for with Python's backtracking matcher after each
-    token: one search that does not end stops everybody's answers. Raises Invalid."""
+    token: one search that does not end stops everybody's answers. Raises Invalid.
+
+    `params`: all that one request brings; of a batch they are mostly alike.
+    """
     field = "stop_regex"
-    given = params.get(field)
-    if given is None:
-        return
-    left = LONGEST_PATTERN
-    for pattern in given if isinstance(given, list) else [given]:
-        if not isinstance(pattern, str) or len(pattern) > left:
-            msg = f"{field} must be a pattern, or a list of them, of at most {LONGEST_PATTERN} characters"
-            raise Invalid(msg, field)
-        left -= len(pattern) + 1
-        if may_not_end(pattern):
-            msg = (
-                f"{field} repeats a group that has a repeat, a `?` or alike alternatives in it, which may "
-                "search for ever; write it without that"
-            )
-            raise Invalid(msg, field)
-        try:
-            with warnings.catch_warnings(
-                action="ignore"
-            ):  # of what another Python may read otherwise
+    given = (one.get(field) for one in params)
+    lists = [one if isinstance(one, list) else [one] for one in given if one is not None]
+    left, broad = LONGEST_PATTERN, BREADTH
+    known: set[tuple[str, ...]] = set()
+    for patterns in lists:
+        if not all(isinstance(one, str) for one in patterns):
+            raise Invalid(_NO_PATTERN, field)
+        if (one := tuple(patterns)) in known:
+            continue
+        known.add(one)
+        for pattern in patterns:
+            if len(pattern) > left:
+                raise Invalid(_NO_PATTERN, field)
+            left -= len(pattern) + 1
+            broad -= _check_pattern(pattern, field, broad)
+
+
+_NO_PATTERN: Final = (
+    f"stop_regex must be a pattern, or a list of them, of at most {LONGEST_PATTERN} characters in all of a "
+    "request"
+)
+
+
+def _check_pattern(pattern: str, field: str, broad: int) -> int:
+    """How broad it is, `broad` at most. Raises Invalid."""
+    if may_not_end(pattern):
+        msg = (
+            f"{field} repeats a group that has a repeat, a `?` or alike alternatives in it, which may "
+            "search for ever; write it without that"
+        )
+        raise Invalid(msg, field)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of what another Python may read otherwise
+            grows = degree(pattern)
+            takes = breadth(pattern) if grows < MOST else 0
+            if takes <= broad:
                 re.compile(pattern)
-                grows = degree(pattern)
-        except (re.error, RecursionError, OverflowError):
-            msg = f"{field} is no regular expression of Python's"
-            raise Invalid(msg, field) from None
-        if grows >= MOST:
-            msg = (
-                f"{field} has repeats that can take the same text, one after the other (such as `.*.*=` or "
-                r"`\s*\n\s*=`), or begins with one that takes everything (`[\s\S]*=`), which search longer "
-                "and longer; write it with fewer, or with something between them that neither can take"
-            )
-            raise Invalid(msg, field)
+    except (re.error, ValueError, RecursionError, OverflowError):
+        msg = f"{field} is no regular expression of Python's"
+        raise Invalid(msg, field) from None
+    if grows >= MOST:
+        msg = (
+            f"{field} has repeats that can take the same text, one after the other (such as `.*.*=` or "
+            r"`\s*\n\s*=`), or begins with one that takes everything (`[\s\S]*=`), which search longer "
+            "and longer; write it with fewer, or with something between them that neither can take"
+        )
+        raise Invalid(msg, field)
+    if takes > broad:
+        msg = (
+            f"{field} names more than {BREADTH:,} characters in its ranges (such as `[Ā-\uffff]`), which "
+            "are looked at one by one; write it with fewer ranges, or narrower ones"
+        )
+        raise Invalid(msg, field)
+    return takes
 
 
 def check_keys(body: Body) -> None:
@@ -204,7 +231,6 @@ def check_names(params: Mapping[str, Any]) -> None:
 def check_sampling(params: Mapping[str, Any]) -> None:
     """What /generate takes as it comes, and its tokenizer then stumbles over. Raises Invalid."""
     check_names(params)
-    check_stop_pattern(params)
     check_numbers(params, native=True)
     check_bias(params, native=True)
     stop = params.get("stop")

@@ -7,13 +7,21 @@ pattern names begins and where it ends. Sets of such that have one in common hav
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left, bisect_right
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ASCII: Final = 128
+
+_STRANGE: Final = {"\u0130": "i", "\u0131": "i", "\u017f": "s", "\u212a": "k"}
+"""Letters beyond ASCII that are alike with one of ASCII but for their case, with that one."""
+
+_LAST_CASED: Final = 0x1E943
+"""No letter after it has two cases (Unicode 14 and 15, those of Python 3.11 to 3.13)."""
 
 _CLASSES: Final = {
     name: sum(1 << code for code in range(_ASCII) if re.match(text, chr(code)))
@@ -34,9 +42,12 @@ class Sets:
     """Those of one pattern. `codes`: where what it names begins and ends."""
 
     def __init__(self, codes: Iterable[int], *, folds: bool, dot_is_all: bool) -> None:
-        far = sorted({code for code in codes if code >= _ASCII})
+        named = {code for code in codes if _ASCII <= code <= sys.maxunicode}
+        far = sorted(named.union(map(ord, _STRANGE)) if folds else named)
         self._codes = [*range(_ASCII), *far]
-        self.every = (1 << len(self._codes)) - 1
+        self._cased = 1 << len(self._codes) if folds else 0
+        """Beyond ASCII letters of two cases count as one: ranges of them may hold each other's."""
+        self.every = ((1 << len(self._codes)) - 1) | self._cased
         self._beyond = self.every & ~((1 << _ASCII) - 1)
         self._any = self.every if dot_is_all else self.every & ~(1 << ord("\n"))
         self._cases = list(self._pairs()) if folds else []
@@ -61,16 +72,30 @@ class Sets:
         for one, other in self._cases:
             if found & (one | other):
                 found |= one | other
-        return self.every & ~found if negated else found
+        return (self.every & ~found) | self._cased if negated else found
 
     def _range(self, first: int, last: int) -> int:
         low, high = bisect_left(self._codes, first), bisect_right(self._codes, last)
-        return (1 << high) - (1 << low)
+        found = (1 << high) - (1 << low)
+        return found | self._cased if self._cased and _has_cased(first, last) else found
 
     def _pairs(self) -> Iterable[tuple[int, int]]:
         """Characters that are alike but for their case."""
         known = {chr(code): 1 << bit for bit, code in enumerate(self._codes)}
         for text, bit in known.items():
-            for other in (text.lower(), text.upper()):
+            for other in (text.lower(), text.upper(), _STRANGE.get(text, text)):
                 if other != text and other in known:
                     yield bit, known[other]
+
+
+@cache
+def _far_cased() -> list[int]:
+    """Letters beyond ASCII that have another case, in order."""
+    every = ((code, chr(code)) for code in range(_ASCII, _LAST_CASED + 1))
+    return [code for code, text in every if text.lower() != text.upper()]
+
+
+def _has_cased(first: int, last: int) -> bool:
+    """Whether any of these is such a letter."""
+    known = _far_cased()
+    return bisect_left(known, first) < bisect_right(known, last)

@@ -48,7 +48,7 @@ class Chat:
         grammars.check_tools(body)
         hazards.check_bias(body)
         hazards.check_keys(body)
-        hazards.check_stop_pattern(body)
+        hazards.check_stop_patterns(body)
         hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
         return Intent(
@@ -94,7 +94,7 @@ class Text:
         grammars.check_format(body)
         hazards.check_bias(body)
         hazards.check_keys(body)
-        hazards.check_stop_pattern(body)
+        hazards.check_stop_patterns(body)
         hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
         echoes = guard.flag(body.get("echo"), "echo") and body.get("logprobs") is not None

@@ -55,13 +55,14 @@ class Generate:
             raise Invalid("text or input_ids is missing", "text")
         grammars.check(body, "regex", "ebnf")
         many = _params(body)
+        hazards.check_number(body.get("sampling_params"), _batch(body))
+        hazards.check_stop_patterns(*many)
         for params in many:
             grammars.check(params, "regex", "ebnf", "json_schema", "structural_tag")
             hazards.check_sampling(params)
             native.understood(params)
             if params.get("beam_width") is not None:
                 raise Invalid("beam search is not allowed through this gate", "beam_width")
-        hazards.check_number(body.get("sampling_params"), _batch(body))
         native.check_lists(body, _batch(body))
         native.check_start(body)
         hazards.check_top(body.get("top_logprobs_num"), "top_logprobs_num")

@@ -28,16 +28,25 @@ from gateway.edge.dialects.letters import Sets
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MOST: Final = 2.5
-"""Exponent of the time. Every pattern with one repeat is below it (2: `.*=` takes 43 ms for a line of 8,000
-characters); one with two that share what they take is above (3: `.*.*=` takes 7 s for 3,000), and so are
-fifteen optional characters in a row."""
+MOST: Final = 2.25
+"""Exponent of the time. Every pattern with one repeat is below it (2: `.*=` takes 40 ms for a line of 8,000
+characters), and with a second that may take four of the same characters (2.2: 90 ms for 3,000). With one that
+takes thirty (2.5: 0.7 s for 2,000) or all (3: `.*.*=` takes 7 s for 3,000) it is above, and so are thirteen
+optional characters in a row."""
 
 REPEATS: Final = 64
 """Of a pattern; people write a handful, and each is held against all before it."""
 
+DEPTH: Final = 32
+"""Groups in groups. People write three; each is looked at once for every one around it, and 300 took 0.2 s."""
+
 LONG: Final = 1_000
 """Characters of text by which bounded repeats are weighed: `.{0,999}` counts as much as `.*`."""
+
+BREADTH: Final = 1 << 18
+"""Characters in all ranges of all patterns of a request. Compiling a pattern looks at them one by one, here
+and in the engine's scheduler: 0.15 µs each where case does not matter, so 40 ms; 199 times `[Ā-\uffff]` took
+1.7 s. All of Chinese (`[一-龥]`) has 20,902."""
 
 _reader: Final = importlib.import_module("re._parser")
 """Python's own reading of a pattern, by which the engine too tells how far back a pattern may look."""
@@ -59,6 +68,15 @@ def degree(pattern: str) -> float:
     except _Enough:
         return math.inf
     return counted.worst
+
+
+def breadth(pattern: str) -> int:
+    """How many characters its ranges have, all together; none above U+FFFF is looked at when it is compiled.
+    Raises what `re.compile` raises."""
+    return sum(max(min(to, _PLANE) - first, 0) for first, to in _ranges(_reader.parse(pattern)))
+
+
+_PLANE: Final = 1 << 16
 
 
 class _Enough(Exception):
@@ -98,15 +116,21 @@ class _Ways:
 
     def __init__(self, pattern: str, read: Iterable[Part]) -> None:
         flags = "".join(re.findall(r"\(\?([a-zA-Z]+)", pattern))
-        self._sets = Sets(_codes(read), folds="i" in flags, dot_is_all="s" in flags)
+        self._sets = Sets(
+            chain.from_iterable(_ranges(read)), folds="i" in flags, dot_is_all="s" in flags
+        )
         self.every = self._sets.every
-        self._repeats = 0
+        self._repeats = self._depth = 0
         self.worst = 0.0
 
     def sequence(self, parts: Iterable[Part], path: _Path) -> _Path:
         """Read on."""
+        self._depth += 1
+        if self._depth > DEPTH:
+            raise _Enough
         for op, of in parts:
             path = self._part(str(op), of, path)
+        self._depth -= 1
         return path
 
     def _part(self, op: str, of: Any, path: _Path) -> _Path:  # noqa: ANN401
@@ -213,27 +237,29 @@ def _alike(each: list[Any]) -> int:
     )
 
 
-def _flat(parts: Iterable[Part]) -> Iterable[tuple[str, Any]]:
-    """Every set of characters and reference in these, however deep."""
+def _flat(parts: Iterable[Part], *, looks: bool = False) -> Iterable[tuple[str, Any]]:
+    """Every set of characters and reference in these, however deep; `looks`: what is only looked at too."""
     for op_, of in parts:
         op = str(op_)
         if op in _SETS or op == "GROUPREF":
             yield op, of
         elif op in _REPEATS or op == "SUBPATTERN":
-            yield from _flat(of[-1])
+            yield from _flat(of[-1], looks=looks)
         elif op == "ATOMIC_GROUP":
-            yield from _flat(of)
+            yield from _flat(of, looks=looks)
         elif op == "BRANCH":
-            yield from _flat(chain.from_iterable(of[1]))
-        elif op not in _LOOKS and op != "AT":
+            yield from _flat(chain.from_iterable(of[1]), looks=looks)
+        elif op in _LOOKS:
+            yield from _flat(of[1], looks=True) if looks else ()
+        elif op != "AT":
             raise _Enough
 
 
-def _codes(parts: Iterable[Part]) -> Iterable[int]:
+def _ranges(parts: Iterable[Part]) -> Iterable[tuple[int, int]]:
     """Where characters begin that are named in these, and where they end."""
-    for op, of in _flat(parts):
+    for op, of in _flat(parts, looks=True):
         for kind, what in of if op == "IN" else [(op.removeprefix("NOT_"), of)]:
             if str(kind) == "LITERAL":
-                yield from (what, what + 1)
+                yield what, what + 1
             elif str(kind) == "RANGE":
-                yield from (what[0], what[1] + 1)
+                yield what[0], what[1] + 1

@@ -237,6 +237,7 @@ def test_every_mistake_is_told_at_once_with_place_value_and_remedy(
         ("reservation: hopeful", "reservation", "must be 'forecast' or 'declared'"),
         ("queue: {max_requests: 1.5}", "queue.max_requests", "must be a whole number"),
         ("queue: {max_wait_s: fast}", "queue.max_wait_s", "must be a number"),
+        ("queue: {max_requests: 1e6}", "queue.max_requests", "must be a whole number"),
         ("allow_open: 1", "allow_open", "must be true or false"),
         ("backends: 7", "backends", "must be a list"),
         ("- 7", "", "is not a mapping"),

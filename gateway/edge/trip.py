@@ -21,6 +21,7 @@ from gateway.edge.heartbeat import Heart
 from gateway.edge.tickets import session
 from gateway.observe.record import Record, served_or_other
 from gateway.observe.spans import parent_of
+from gateway.tokens import Method
 from gateway.upstream.headers import strip_hop_by_hop
 
 if TYPE_CHECKING:
@@ -229,6 +230,12 @@ class Trip:
             # Told that it is too long, an agent would throw away a history that may well fit.
             why = "the server is too busy to count this prompt: by its bytes it may be too long"
             refusal = replace(refusal, code=Code.QUEUE_TIMEOUT, message=why)
+        elif (
+            refusal.code is Code.CONTEXT_LENGTH_EXCEEDED
+            and self.record.count_method == Method.BOUND
+        ):
+            why = f"{refusal.message}. The first is the most it can be: not all of it was counted"
+            refusal = replace(refusal, message=why)
         self.refuse(replies.refused(refusal), refusal.code)
         record = self.record
         if queued_s is not None:

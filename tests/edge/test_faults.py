@@ -68,6 +68,9 @@ async def test_what_is_long_however_it_is_counted_is_told_so_at_once(rig, monkey
     monkeypatch.setattr("gateway.tokens.counter.REMOTE_SECONDS", 0)
     got = await rig.chat(5000)
     assert (got.status, got.code) == (400, "context_length_exceeded")
+    assert "The first is the most it can be: not all of it was counted." in got.error["message"]
+    monkeypatch.undo()
+    assert "The first" not in (await rig.chat(5000)).error["message"]
 
 
 def image(**source: Any) -> list[Any]:

@@ -255,6 +255,17 @@ def test_one_mistake_is_one_finding(tmp_path: Path, text: str, path: str, wrong:
     assert found[0].remedy
 
 
+@pytest.mark.parametrize("value", ["1e6", "60s", "'60'", "1.5"])
+def test_a_number_that_yaml_takes_for_text_is_told_how_to_be_written(
+    tmp_path: Path, value: str
+) -> None:
+    text = f"backends: [{{url: '{URL}'}}]\nqueue: {{max_requests: {value}}}"
+    (found,) = mistakes(write(tmp_path, text))
+    assert "in digits, such as 60, without quotes, unit or exponent and without a fraction" in (
+        found.remedy
+    )
+
+
 def test_another_machine_with_the_gates_port_is_a_server(tmp_path: Path) -> None:
     text = (
         "backends: [{url: 'http://10.0.0.7:8080'}, {url: 'http://gpu:8081'}]\nlisten: 10.0.0.8:8080"

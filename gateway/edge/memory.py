@@ -24,7 +24,7 @@ import orjson
 
 from gateway.core.envelope import LEAST_SHARE
 from gateway.disk import Clerk
-from gateway.observe.rotated import NEW
+from gateway.observe.rotated import FOLDER_MODE, NEW
 from gateway.tasks import spawn
 from gateway.upstream.fields import as_dict, as_positive
 
@@ -186,6 +186,7 @@ def load(path: Path) -> Document:
 def save(path: Path, document: Document, *, put_aside: bool = False) -> None:
     """Write `document` to `path`, whole or not at all. Raises OSError."""
     unfinished = path.with_name(path.name + ".part")
+    path.parent.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
     try:
         with os.fdopen(os.open(unfinished, NEW, MODE), "wb") as file:
             file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))

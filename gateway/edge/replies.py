@@ -74,7 +74,9 @@ ADVICE: Final = {
         "Shorten the prompt, ask for less output, or use a server with a larger pool."
     ),
     Code.INVALID_REQUEST: "Correct the request; sending it again will not help.",
-    Code.UNAUTHORIZED: "Send a valid key as 'Authorization: Bearer …'.",
+    Code.UNAUTHORIZED: (
+        "Send one from this server's operator as 'Authorization: Bearer …' or 'x-api-key: …'."
+    ),
     Code.FORBIDDEN: "Ask the operator for access.",
     Code.NOT_FOUND: "Only the inference routes of this API pass the gate.",
     Code.BODY_TOO_LARGE: "Send a smaller body; images take most of it.",

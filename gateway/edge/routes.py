@@ -18,7 +18,7 @@ from gateway.edge.dialects.openai import Chat, Text
 from gateway.edge.dialects.prompts import Classify, Embeddings, Rerank, Score
 from gateway.edge.dialects.responses import Responses
 from gateway.edge.dialects.sglang import Generate
-from gateway.edge.voices import OLLAMA, OPENAI, Voice
+from gateway.edge.voices import ANTHROPIC, OLLAMA, OPENAI, Voice
 
 
 class Quick(StrEnum):
@@ -66,6 +66,9 @@ METHODS: dict[str, tuple[str, ...]] = {}
 for _method, _path in ROUTES:
     METHODS[_path] = (*METHODS.get(_path, ()), _method)
 
+DEEPEST = max(path.count("/") for path in METHODS)
+"""Pieces of the longest path: more of one are not looked at, which may have thousands."""
+
 
 def methods(raw_path: str) -> tuple[str, ...]:
     """The methods of the route at a path; none where there is no route."""
@@ -74,6 +77,8 @@ def methods(raw_path: str) -> tuple[str, ...]:
 
 def voice(raw_path: str) -> Voice:
     """How errors are told where there is no route."""
+    if raw_path.startswith("/v1/messages"):
+        return ANTHROPIC
     return OLLAMA if raw_path.startswith("/api/") else OPENAI
 
 
@@ -88,7 +93,19 @@ def why_not(raw_path: str) -> str:
     """What is said where there is none."""
     if taken := methods(raw_path):
         return f"this route takes {' and '.join(taken)}"
-    return "there is no such route here"
+    near = _meant(raw_path)
+    return f"there is no such route here{f'; do you mean {near}?' if near else ''}"
+
+
+def _meant(raw_path: str) -> str | None:
+    """The route that a base address with a /v1 too few or too many, or a slash, missed. Only to be told."""
+    pieces = [piece for piece in raw_path.split("/") if piece][-DEEPEST:]
+    for start in range(len(pieces)):
+        rest = "/".join(pieces[start:])
+        for path in (f"/{rest}", f"/v1/{rest}"):
+            if path in METHODS:
+                return path
+    return None
 
 
 def _names_a_model(raw_path: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from gateway.edge.heartbeat import Heart
 from gateway.edge.tickets import session
 from gateway.observe.record import Record, served_or_other
 from gateway.observe.spans import parent_of
+from gateway.tokens import Method
 from gateway.upstream.headers import strip_hop_by_hop
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ class Trip:
         self.read = False  # its body is here
         self.cut = False  # it is to end now: the gate is going down
         self._fault = ""  # what is wrong with a body whose length is only bounded
+        self._late = False  # it is, as the server gave no count in time
         self._first: float | None = None
         self._last: float | None = None
 
@@ -115,7 +118,7 @@ class Trip:
         self.record.prompts = len(counted.prompts)
         self.record.prompt_tokens = counted.total
         self.record.count_method = counted.method.value
-        self._fault = counted.fault
+        self._fault, self._late = counted.fault, counted.late
 
     def trimmed(self, turns: int, tokens: int) -> None:
         """So much of the conversation was left out, see `trimming`."""
@@ -223,6 +226,16 @@ class Trip:
         if self._fault and _may_be_short(refusal):
             why = f"{self._fault}. Counted by its bytes, for that reason, it {refusal.message}"
             return self.refuse(replies.invalid(why), Code.INVALID_REQUEST)
+        if self._late and _may_be_short(refusal):
+            # Told that it is too long, an agent would throw away a history that may well fit.
+            why = "the server is too busy to count this prompt: by its bytes it may be too long"
+            refusal = replace(refusal, code=Code.QUEUE_TIMEOUT, message=why)
+        elif (
+            refusal.code is Code.CONTEXT_LENGTH_EXCEEDED
+            and self.record.count_method == Method.BOUND
+        ):
+            why = f"{refusal.message}. The first is the most it can be: not all of it was counted"
+            refusal = replace(refusal, message=why)
         self.refuse(replies.refused(refusal), refusal.code)
         record = self.record
         if queued_s is not None:

@@ -90,12 +90,14 @@ def _alone(settings: Settings, traffic: Traffic, pool: PoolFacts | ServerFacts) 
         each = min(each, int(float(limit)))
     requests = traffic.requests or pool.max_running or 1
     total = requests * (prompt + each)
+    chats = "1 chat" if requests == 1 else f"{requests:,} chats"
     short = total > pool.pool_tokens and (traffic.stated or not traffic.admission)
     return Finding(
         Severity.WARNING if short else Severity.NOTE,
         "promises_alone",
         "max_tokens",
-        f"{requests:,} chats {of}without max_tokens may each write {each:,}: {total:,} tokens "
+        f"{chats} {of}without max_tokens may {'' if requests == 1 else 'each '}write {each:,}: "
+        f"{total:,} tokens "
         f"promised to a pool of {pool.pool_tokens:,} ({total / pool.pool_tokens:.1f} times{beside}) "
         "if nothing stands in front.",
         "Let nobody reach the server but the gate, with admission on; it does this sum first.",

@@ -193,10 +193,7 @@ class Identify:
         if self._anonymous is not None:
             return self._anonymous
         state = "is not known here" if presented else "is missing"
-        return Unauthorized(
-            f"The API key {state}; send a key from this server's operator as "
-            "'Authorization: Bearer …' or 'x-api-key: …'."
-        )
+        return Unauthorized(f"The API key {state}")
 
     def _from(self, peer: str) -> str | None:
         """Whose network this is: the narrowest one that holds it."""

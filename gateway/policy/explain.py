@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 _INLINE_KEYS = frozenset({"key", "keys", "api_key", "apikey", "token", "secret", "password"})
 
+_DIGITS = "write it in digits, such as 60, without quotes, unit or exponent"
+"""YAML takes 1h for text, and 1e6 as well."""
+
 _WORDS: Mapping[str, tuple[str, str]] = {
     "missing": ("is missing", "add the line"),
-    "int_type": ("must be a whole number", "write it without quotes"),
+    "int_type": ("must be a whole number", f"{_DIGITS} and without a fraction"),
     "int_from_float": ("must be a whole number", "write it without a fraction"),
-    "float_type": ("must be a number", "write it without quotes"),
+    "float_type": ("must be a number", _DIGITS),
     "string_type": ("must be text", "put it into quotes"),
     "string_too_short": ("must not be empty", "write a value or leave the line out"),
     "too_short": ("must not be empty", "write at least one, or leave the line out"),

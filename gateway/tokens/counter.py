@@ -42,6 +42,10 @@ RECOVER: Final = 64
 """Right answers in a row after which a counter that erred is called exact again."""
 
 
+LATE: Final = "remote_timeout"
+"""The reason for which there was no count this time, and may be one the next."""
+
+
 class Unavailable(Exception):
     """This way of counting cannot answer this request now; the reason is a metric label."""
 
@@ -139,7 +143,7 @@ class Counter:
         if request.largest_id >= self._ids:
             msg = f"Token id {request.largest_id}: the largest here is {self._ids - 1}."
             raise CountRefused(msg)
-        basis, prompts, fault = await self._best(request, body_bytes)
+        basis, prompts, why = await self._best(request, body_bytes)
         in_text = 0 if basis is Method.BOUND else 1
         extra, media_exact = media_tokens(request, self._media, in_text)
         images = sum(item.modality == "image" for item in request.media)
@@ -156,7 +160,10 @@ class Counter:
         whole = tuple(tokens + extra.get(index, 0) for index, tokens in enumerate(prompts))
         lead = Lead.of(request.lead)  # of what a thread has got to, where it was too slow
         media_total = sum(extra.values())
-        return Counted(whole, method, images, media_total, raw, basis, request.rough, lead, fault)
+        late = why == LATE
+        fault = "" if late else why
+        rough = request.rough
+        return Counted(whole, method, images, media_total, raw, basis, rough, lead, fault, late)
 
     def segments(self, kind: Kind, body: Mapping[str, Any]) -> list[tuple[str, int]]:
         """(text, tokens) of every added token and piece between them, for people who look.
@@ -191,10 +198,10 @@ class Counter:
 
     async def _best(self, request: Request, body_bytes: int) -> tuple[Method, tuple[int, ...], str]:
         """The best way that answers, its numbers before correction and media, and where only the bytes
-        do, what is wrong with the body."""
+        do, what is wrong with the body, or LATE."""
         if all(isinstance(prompt, int) for prompt in request.prompts) and request.chat is None:
             return Method.EXACT, tuple(int(prompt) for prompt in request.prompts), ""
-        local, fault = self._local, ""
+        local, fault, late = self._local, "", ""
         ways = self._ways(request)
         for name, method, way in ways:
             try:
@@ -205,13 +212,14 @@ class Counter:
             except Unavailable as why:
                 self._fallbacks[why.reason] += 1
                 fault = fault or FAULTS.get(why.reason, "")
+                late = late or (LATE if why.reason == LATE else "")
                 if local is not None and why.reason in (NOT_LEARNED, UNASKABLE):
                     # Behind the server, or in its place.
                     at = 1 if why.reason == UNASKABLE else len(ways)
                     ways[at:] = [("estimate", Method.ESTIMATE, local.estimate)]
             except Exception:  # noqa: BLE001 - a client gets a number whatever breaks in ours
                 self._fallbacks[f"{name}_error"] += 1
-        return Method.BOUND, await bounded(request, body_bytes), fault
+        return Method.BOUND, await bounded(request, body_bytes), fault or late
 
     def _ways(self, request: Request) -> list[tuple[str, Method, Way]]:
         """Those there are for this request, the best first."""
@@ -247,7 +255,7 @@ class Counter:
                     return (added + await remote({"prompt": text}),)
                 return tuple([await _ask_text(remote, prompt) for prompt in request.prompts])
         except TimeoutError:
-            raise Unavailable("remote_timeout") from None
+            raise Unavailable(LATE) from None
 
     def _corrected(self, basis: Method, prompts: tuple[int, ...]) -> tuple[int, ...]:
         """Each prompt moved by what was learned, but never above what its bytes allow."""

@@ -48,6 +48,7 @@ class Counted:
     rough: bool = False  # the engine may count otherwise, so its number teaches nothing
     lead: Lead = NO_LEAD  # how its one prompt begins
     fault: str = field(default="", repr=False)  # what is wrong with a body that was only bounded
+    late: bool = False  # only bounded, as the server was asked and gave no count in time
 
     @property
     def total(self) -> int:

@@ -47,6 +47,32 @@ async def test_what_is_long_in_any_case_is_long(rig, words: int, role: Any) -> N
     assert "read this body" not in got.error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_not_counted_in_time_is_not_told_to_be_too_long(
+    rig, monkeypatch, stream: bool
+) -> None:
+    """It fits, and a client that is told otherwise shortens it, or gives up."""
+    monkeypatch.setattr("gateway.tokens.counter.REMOTE_SECONDS", 0)
+    got = await rig.chat(1000, stream=stream)
+    assert (got.status, got.code, got.headers["retry-after"]) == (503, "queue_timeout", "5")
+    assert "x-should-retry" not in got.headers
+    assert "too busy to count this prompt" in got.error["message"]
+    assert (got.error["needed"] > 2041, got.error["available"]) == (True, 2041)
+    assert rig.records[0]["code"] == "queue_timeout"
+    assert rig.engine.seen == []
+    monkeypatch.undo()
+    assert (await rig.chat(1000, stream=stream)).status == 200
+
+
+async def test_what_is_long_however_it_is_counted_is_told_so_at_once(rig, monkeypatch) -> None:
+    monkeypatch.setattr("gateway.tokens.counter.REMOTE_SECONDS", 0)
+    got = await rig.chat(5000)
+    assert (got.status, got.code) == (400, "context_length_exceeded")
+    assert "The first is the most it can be: not all of it was counted." in got.error["message"]
+    monkeypatch.undo()
+    assert "The first" not in (await rig.chat(5000)).error["message"]
+
+
 def image(**source: Any) -> list[Any]:
     return [{"role": "user", "content": [{"type": "image", "source": source}]}]
 

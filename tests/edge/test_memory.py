@@ -66,6 +66,14 @@ async def test_it_is_written_while_the_gate_runs_and_only_when_changed(
     assert [file.name for file in path.parent.glob("state*")] == ["state.json"]
 
 
+async def test_its_folder_is_made_as_those_of_records_are(start, tmp_path: Path) -> None:
+    path = tmp_path / "not" / "yet" / "state.json"
+    with capture_logs() as logs:
+        async with gate(start, path):
+            pass
+    assert (json.loads(path.read_bytes()), warned(logs)) == (document(1.0), [])
+
+
 @pytest.mark.parametrize(
     "other", [{"pool_tokens": 4096}, {"engine": "0.5.12"}, {"model": "/models/other"}, {"ranks": 2}]
 )

@@ -137,6 +137,8 @@ async def test_keys(start, keyed) -> None:
         for headers in ({}, {"authorization": "Bearer sk-wrong-123"}, {"x-api-key": "sk-wrong-1"}):
             got = await rig.post(CHAT, chat(), headers=headers)
             assert (got.status, got.code) == (401, "unauthorized")
+            assert got.error["message"].count("Bearer") == 1, "what to do is said, and once"
+            assert "operator" in got.error["message"]
             assert got.error["type"] == "authentication_error"
             assert b"sk-wrong" not in got.body
             async with rig.http.get(rig.app.listen_url + "/v1/models", headers=headers) as answer:

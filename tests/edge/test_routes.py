@@ -134,6 +134,35 @@ async def test_there_is_no_second_spelling_of_a_route(rig, target: str) -> None:
     assert rig.engine.calls["/flush_cache"] == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1//chat/completions", "/v1/chat/completions"),
+        ("/v1/messages/", "/v1/messages"),
+        ("/models", "/v1/models"),
+        ("/v1/models/", "/v1/models"),
+        ("/v1/api/chat", "/api/chat"),
+        ("/openai/v1/embeddings", "/v1/embeddings"),
+        ("/x" * 4000 + "/messages/count_tokens", "/v1/messages/count_tokens"),
+    ],
+)
+async def test_who_missed_a_route_by_its_base_address_is_told_which(rig, path, meant) -> None:
+    got = await rig.post(path, chat())
+    message = got.json()["error"]
+    message = message["message"] if isinstance(message, dict) else message
+    assert (got.status, f"do you mean {meant}?" in message) == (404, True), message
+    assert rig.engine.seen == []
+
+
+async def test_what_is_like_no_route_is_not_guessed_and_anthropic_hears_its_own_words(rig) -> None:
+    for path in ("/health", "/flush_cache", "/v1/audio/transcriptions"):
+        assert "do you mean" not in (await rig.post(path)).error["message"]
+    told = (await rig.post("/v1/messages/batches")).json()
+    assert (told["type"], told["error"]["type"]) == ("error", "not_found_error")
+
+
 async def test_absolute_form_of_an_open_route_is_the_route_and_only_its_path_goes_on(rig) -> None:
     """RFC 9112 3.2.2: a server must take it. Where it points to means nothing to us."""
     target = "http://elsewhere.example:1/v1/chat/completions?a=1"

@@ -97,6 +97,18 @@ def test_incident_a_and_its_repair(limit, sum_):
     assert smaller.severity is Severity.NOTE
 
 
+@pytest.mark.parametrize(
+    ("requests", "told"),
+    [
+        (1, "1 chat without max_tokens may write "),
+        (2, "2 chats without max_tokens may each write "),
+    ],
+)
+def test_one_chat_is_one(requests, told):
+    got = found(line("sglang serve", pool_tokens=5000), "promises_alone", traffic(None, requests))
+    assert got.found.startswith(told)
+
+
 def test_incident_b_chunk_in_headroom():
     def judged(free, chunk):
         settings = server(device="cuda", free=free, chunked_prefill_size=chunk)

@@ -67,7 +67,6 @@ def test_known_callers(headers: dict[str, str], who: str) -> None:
 def test_strangers_are_refused_where_no_anyone_is_listed(headers: dict[str, str]) -> None:
     answer = identify(KEYED).resolve(headers, "")
     assert isinstance(answer, Unauthorized)
-    assert "operator" in answer.message
 
 
 def test_the_refusal_tells_a_missing_key_from_an_unknown_one_and_quotes_neither() -> None:
@@ -75,8 +74,8 @@ def test_the_refusal_tells_a_missing_key_from_an_unknown_one_and_quotes_neither(
     missing, unknown = who.resolve({}), who.resolve({"x-api-key": "sk-other-secret"})
     assert isinstance(missing, Unauthorized)
     assert isinstance(unknown, Unauthorized)
-    assert missing.message.startswith("The API key is missing;")
-    assert unknown.message.startswith("The API key is not known here;")
+    assert missing.message == "The API key is missing"
+    assert unknown.message == "The API key is not known here"
     assert "other" not in repr(unknown)
 
 

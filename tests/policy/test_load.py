@@ -237,6 +237,7 @@ def test_every_mistake_is_told_at_once_with_place_value_and_remedy(
         ("reservation: hopeful", "reservation", "must be 'forecast' or 'declared'"),
         ("queue: {max_requests: 1.5}", "queue.max_requests", "must be a whole number"),
         ("queue: {max_wait_s: fast}", "queue.max_wait_s", "must be a number"),
+        ("queue: {max_requests: 1e6}", "queue.max_requests", "must be a whole number"),
         ("allow_open: 1", "allow_open", "must be true or false"),
         ("backends: 7", "backends", "must be a list"),
         ("- 7", "", "is not a mapping"),
@@ -252,6 +253,17 @@ def test_one_mistake_is_one_finding(tmp_path: Path, text: str, path: str, wrong:
     found = mistakes(write(tmp_path, text), env={"K": "k1", "SAME": "k1", "EMPTY": " "})
     assert [(f.path, f.wrong) for f in found] == [(path, wrong)]
     assert found[0].remedy
+
+
+@pytest.mark.parametrize("value", ["1e6", "60s", "'60'", "1.5"])
+def test_a_number_that_yaml_takes_for_text_is_told_how_to_be_written(
+    tmp_path: Path, value: str
+) -> None:
+    text = f"backends: [{{url: '{URL}'}}]\nqueue: {{max_requests: {value}}}"
+    (found,) = mistakes(write(tmp_path, text))
+    assert "in digits, such as 60, without quotes, unit or exponent and without a fraction" in (
+        found.remedy
+    )
 
 
 def test_another_machine_with_the_gates_port_is_a_server(tmp_path: Path) -> None:

@@ -309,6 +309,8 @@ async def test_a_busy_remote_is_waited_for_a_moment_only(monkeypatch):
     third = await counter.count(Kind.COMPLETION, {"prompt": "hello"}, 10)
     large = await counter.count(Kind.COMPLETION, {"prompt": "hello"}, 1 << 21)
     assert third.method is large.method is Method.BOUND
+    assert (third.late, third.fault) == (True, "")
+    assert not large.late, "it would be no other the next time"
     assert [(await one).method for one in waiting] == [Method.BOUND] * 2
     assert counter.fallbacks == {"remote_timeout": 3, "remote_too_large": 1}
     answer.set()

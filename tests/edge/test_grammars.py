@@ -55,6 +55,12 @@ def tag(**fields: Any) -> Any:
     return {"type": "structural_tag", **fields}
 
 
+PARTS = {
+    "type": "triggered_tags",
+    "triggers": ["<f"],
+    "tags": [{"begin": "<f>", "content": {"type": "json_schema", "json_schema": {"type": ["string"], "elements": 5}}, "end": ""}],
+}  # fmt: skip
+
 STRUCTURES = {
     "structures": [{"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}],
     "triggers": ["<a>"],
@@ -113,8 +119,13 @@ async def test_what_is_deeper_or_larger_than_people_write_is_refused(
         {"structural_tag": json.dumps({"structures": STRUCTURES["structures"]})},
         {"structural_tag": json.dumps({"structures": [5], "triggers": []})},
         {"structural_tag": json.dumps(tag(format=None))},
+        {"structural_tag": json.dumps(tag(format={"type": []}))},
+        {"structural_tag": json.dumps(tag(format={"type": "sequence", "elements": 5}))},
+        {"structural_tag": json.dumps(tag(format={"type": "triggered_tags", "tags": None}))},
+        {"structural_tag": json.dumps(tag(format={"type": "tag", "content": {"type": {}}}))},
+        {"structural_tag": json.dumps(tag(format={"elements": [{"tags": [{"content": {"tags": 5}}]}]}))},
     ],
-)
+)  # fmt: skip
 async def test_generate_takes_grammars_as_texts_that_can_be_read(rig, params: Any) -> None:
     """There no reader of the engine's own looks at them before its scheduler does."""
     for many in (False, True):
@@ -148,6 +159,7 @@ async def test_a_format_of_ollama_is_a_grammar_as_well(rig) -> None:
         (GENERATE, generate(json_schema=ANY_JSON)),
         (GENERATE, generate(json_schema="", structural_tag=None)),
         (GENERATE, generate(structural_tag=json.dumps(STRUCTURES))),
+        (GENERATE, generate(structural_tag=json.dumps(tag(format=PARTS)))),
     ],
 )
 async def test_what_people_write_passes_as_it_is(rig, path: str, body: Any) -> None:

@@ -152,6 +152,7 @@ def _check_tag(given: object, field: str) -> None:
     _check_depth(given, field)
     if isinstance(given, dict) and given.get("structures") is None:
         if isinstance(given.get("format"), dict):
+            _check_parts(given["format"], field)
             return
     elif isinstance(given, dict) and _is_legacy(given["structures"], given.get("triggers")):
         return
@@ -160,6 +161,25 @@ def _check_tag(given: object, field: str) -> None:
         "schema, and triggers, a list of texts"
     )
     raise Invalid(msg, field)
+
+
+def _check_parts(form: object, field: str) -> None:
+    """The parts of a format, as far as the engine walks through them itself before its parser looks: a list
+    for a type, or none where it has parts, is a TypeError there, and at 0.5.6 the scheduler's end. What
+    stands in a `json_schema` is no part. `form` is no deeper than `DEEPEST`. Raises Invalid."""
+    if not isinstance(form, dict):
+        return
+    if not isinstance(form.get("type"), str | None):
+        msg = f"{field} has a part whose type is no text"
+        raise Invalid(msg, field)
+    _check_parts(form.get("content"), field)
+    for name in ("elements", "tags"):
+        parts = form.get(name, [])
+        if not isinstance(parts, list):
+            msg = f"{field} has {name} that are no list"
+            raise Invalid(msg, field)
+        for part in parts:
+            _check_parts(part, field)
 
 
 def _is_legacy(structures: object, triggers: object) -> bool:

@@ -6,12 +6,14 @@ is in any shape that the engine's own reader refuses in all versions that the ga
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from gateway.edge.dialects.hazards import MOST_TOP, SAMPLING
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
+from tests.fakes.typed import SCORE
 
 BODIES: dict[str, Any] = {CHAT: chat(max_tokens=2), TEXT: {"prompt": "a", "max_tokens": 2}}
 LISTED = {"input_ids": [[1], [2]], "return_logprob": True}
@@ -281,3 +283,58 @@ async def test_a_prompt_without_a_token_is_refused(rig, path: str, body: Any) ->
     got = await rig.post(path, body)
     assert (got.status, got.code) == (400, "invalid_request"), got.body
     assert rig.engine.seen == []
+
+
+TOKEN_TAG = {"type": "structural_tag", "format": {"type": "token", "token": MILLION}}
+HIDDEN = {
+    "type": "sequence",
+    "elements": [{"type": "tag", "begin": {"type": "token", "token": MILLION}, "end": "a"}],
+}
+
+
+def of_tokens(**form: Any) -> str:
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODIES[CHAT] | {"ebnf": f"root ::= Token({MILLION})"}),
+        (TEXT, BODIES[TEXT] | {"ebnf": f"root ::= ExcludeToken(1, {MILLION})"}),
+        (GENERATE, generate(ebnf=f"root ::= TokenTagDispatch(({MILLION}, a))\na ::= 'b'")),
+        (GENERATE, generate(ebnf=f"root ::= Token({'9' * 5000})")),
+        (CHAT, BODIES[CHAT] | {"response_format": TOKEN_TAG}),
+        (TEXT, BODIES[TEXT] | {"response_format": {"type": "structural_tag", "format": HIDDEN}}),
+        (GENERATE, generate(structural_tag=json.dumps(TOKEN_TAG))),
+        (GENERATE, generate(structural_tag=of_tokens(type="token", token=float(MILLION)))),
+        (GENERATE, generate(structural_tag=of_tokens(type="token", token=1e300))),
+        (GENERATE, generate(structural_tag=of_tokens(type="any_tokens", exclude_tokens=[MILLION]))),
+        (GENERATE, generate(structural_tag=of_tokens(type="x", trigger_tokens=["a", MILLION]))),
+        (GENERATE, generate(structural_tag=of_tokens(type="token_dispatch", rules=[[MILLION, {}]]))),
+        (GENERATE, generate(structural_tag=of_tokens(type="grammar", grammar=f"root ::= Token({MILLION})"))),
+        (SCORE, {"query": "a", "items": ["b"], "label_token_ids": [MILLION]}),
+        (SCORE, {"query": "a", "items": ["b"], "label_token_ids": [-1]}),
+    ],
+)  # fmt: skip
+async def test_tokens_that_a_grammar_names_are_of_the_vocabulary(rig, path: str, body: Any) -> None:
+    """xgrammar 0.2.1 reads beyond a table while it compiles them: no exception, the process is gone."""
+    got = await rig.post(path, body)
+    assert (got.status, got.code) == (400, "invalid_request"), got.body
+    assert "token id" in got.error["message"].lower()
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"ebnf": 'root ::= "a"{1,1000000} | "1000000"'},
+        {"ebnf": "root ::= Token(7) | ExcludeToken(1, 2)"},
+        {"structural_tag": of_tokens(type="token", token=7)},
+        {"structural_tag": of_tokens(type="token", token="<|im_end|>")},
+        {"structural_tag": of_tokens(type="repeat", min=0, max=MILLION, content={"type": "any_text"})},
+        {"structural_tag": of_tokens(type="json_schema", json_schema={"rules": [MILLION], "token": {"const": MILLION}})},
+    ],
+)  # fmt: skip
+async def test_other_numbers_in_grammars_are_no_tokens(rig, params: Any) -> None:
+    got = await rig.post(GENERATE, generate(**params))
+    assert got.status == 200, got.body

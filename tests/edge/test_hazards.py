@@ -84,6 +84,9 @@ async def test_ids_that_index_into_nothing_are_refused(rig, path: str, body: Any
         (CHAT, BODIES[CHAT] | {"cache_salt": ["a"]}, "cache_salt"),
         (TEXT, BODIES[TEXT] | {"extra_key": ["a"]}, "extra_key"),
         (GENERATE, generate(stop=5), "stop"),
+        (GENERATE, generate() | {"input_ids": [[1]]}, "input_ids"),
+        (GENERATE, {"text": ["a", "b"], "input_ids": [1, 2]}, "input_ids"),
+        (GENERATE, {"text": ["a", "b"], "input_ids": [[1]]}, "input_ids"),
         (GENERATE, generate(stop=["a", 5]), "stop"),
         (GENERATE, {"text": "a", "sampling_params": [{}]}, "sampling_params"),
         (GENERATE, {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
@@ -121,6 +124,13 @@ async def test_a_name_that_no_version_knows_is_refused(rig, params: Any, told: s
     assert told in got.error["message"]
     assert "secret" not in got.error["message"]
     assert rig.engine.seen == []
+
+
+async def test_no_number_of_answers_is_one(rig) -> None:
+    """The engine compares null with 1, and answers 500."""
+    got = await rig.post(GENERATE, generate(n=None, max_new_tokens=2))
+    assert got.status == 200, got.body
+    assert rig.engine.seen[0].body["sampling_params"] == {"max_new_tokens": 2}
 
 
 async def test_names_that_only_some_versions_know_pass(rig) -> None:

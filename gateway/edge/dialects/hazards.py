@@ -18,7 +18,7 @@ from gateway.edge.dialects.ways import MOST, degree
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.edge.dialects import Body
+    from gateway.edge.dialects import Body, Engine
 
 
 MOST_TOP: Final = 256
@@ -36,6 +36,18 @@ def check_top(value: object, field: str) -> None:
         if number is not None and not 0 <= number <= MOST_TOP:
             msg = f"{field} must be from 0 to {MOST_TOP}"
             raise Invalid(msg, field)
+
+
+NAMES_KILL: Final = ((0, 5, 14), (0, 5, 23))
+"""From, and before which version the scheduler ends where a request that names tokens to be told the
+log-probabilities of is in a batch with one that does not: it takes the list of the other for a tensor
+(sgl-project/sglang#34719; at 0.5.17 in its code, at 0.5.23 no more)."""
+
+
+def names_kill(engine: Engine) -> bool:
+    """Whether a request that names tokens may be the end of that server."""
+    first, mended = NAMES_KILL
+    return first <= engine.version < mended
 
 
 REALS: Final = (

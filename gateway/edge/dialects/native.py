@@ -39,9 +39,24 @@ def understood(params: Mapping[str, Any]) -> dict[str, Any]:
     for field in NUMBERS:
         if (number := guard.whole(params.get(field), field)) is not None:
             out[field] = number
+    if params.get("n") is None:  # the engine compares it with 1, absent or not: a bare 500
+        out.pop("n", None)
     if not isinstance(params.get("custom_params"), dict | None):
         raise Invalid("custom_params must be an object", "custom_params")
     return out
+
+
+def check_both(body: Body) -> None:
+    """Texts and ids beside each other are for as many prompts, or for one that is no list: how many there are
+    the engine takes from the texts, and runs the ids. Else it answers a bare 500, or runs another number than
+    was counted. Raises Invalid."""
+    text, ids = body.get("text"), body.get("input_ids")
+    if text is None or ids is None:
+        return
+    texts = len(text) if isinstance(text, list) else None
+    lists = len(ids) if isinstance(ids, list) and ids and isinstance(ids[0], list) else None
+    if texts != lists:
+        raise Invalid("text and input_ids are not for as many prompts; send one of them", "input_ids")
 
 
 def check_start(body: Body) -> None:

@@ -30,10 +30,6 @@ USUAL = 128
 
 
 NAMED = "token_ids_logprob"
-NAMED_KILLS = ((0, 5, 14), (0, 5, 23))
-"""From, and before which version the scheduler ends where a request that names tokens to be told the
-log-probabilities of is in a batch with one that does not: it takes the list of the other for a tensor
-(sgl-project/sglang#34719; at 0.5.17 in its code, at 0.5.23 no more)."""
 
 
 class Generate:
@@ -62,6 +58,7 @@ class Generate:
             if params.get("beam_width") is not None:
                 raise Invalid("beam search is not allowed through this gate", "beam_width")
         hazards.check_number(body.get("sampling_params"), _batch(body))
+        native.check_both(body)
         native.check_lists(body, _batch(body))
         native.check_start(body)
         hazards.check_top(body.get("top_logprobs_num"), "top_logprobs_num")
@@ -82,8 +79,7 @@ class Generate:
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
         """See `Dialect.write`. No prompt gets more than the cap in force."""
-        first, mended = NAMED_KILLS
-        if body.get(NAMED) and first <= engine.version < mended:
+        if body.get(NAMED) and hazards.names_kill(engine):
             version = ".".join(map(str, engine.version))
             msg = (
                 f"{NAMED} ends SGLang {version} when anything else runs beside it, so it is not sent there; "

@@ -110,6 +110,12 @@ MOST_BIASED: Final = 1_024
 """Tokens with a bias. The scheduler writes them into a row one by one, again for each batch that it makes."""
 
 
+LARGEST_BIAS: Final = 1e20
+"""Added to a score, which is then divided by the temperature, and by a penalty in some versions: each 1e-6
+at least. 3e38 at a temperature of 0.5 is infinite, all of the row is no number then, and the scheduler ends
+(0.5.17). OpenAI allows 100; what is far below 0 only means never."""
+
+
 def check_bias(params: Mapping[str, Any], *, native: bool = False) -> None:
     """`logit_bias`: it is added to the scores of the whole vocabulary, and where one of them is not finite,
     in 32 bits, the scheduler ends (0.5.17, at a number of 1e39 or a text). Raises Invalid.
@@ -124,8 +130,8 @@ def check_bias(params: Mapping[str, Any], *, native: bool = False) -> None:
     for value in given.values():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         real = _real(value) if number or not native else None
-        if real is None or not abs(real) <= LARGEST:
-            msg = f"{field} must have finite numbers"
+        if real is None or not -LARGEST <= real <= LARGEST_BIAS:
+            msg = f"{field} must have finite numbers, of at most {LARGEST_BIAS:g}"
             raise Invalid(msg, field)
 
 

@@ -32,6 +32,11 @@ told apart by the parser alone. 1,000 within each other compile at once in all v
 ANY_JSON: Final = "$$ANY$$"
 """SGLang's own word for any JSON, where a schema is expected."""
 
+NUL: Final = "\x00"
+"""A pattern that begins with it ends the process with a segmentation fault (xgrammar 0.1.27 and 0.2.1, so
+0.5.6 and 0.5.17; 0.2.7 says no), and patterns stand at many places of a schema, as names as well. The
+escape `\\x00` in a pattern is another thing, and passes."""
+
 _NESTED: Final = (list, dict)
 
 
@@ -61,6 +66,16 @@ def check_format(body: Mapping[str, Any]) -> None:
     if given.get("type") == "structural_tag":
         _check_tag(given, field)
     else:
+        _check_depth(given, field)
+
+
+def check_within(body: Mapping[str, Any], field: str) -> None:
+    """The `format` in an object of that name: of responses it is `text`, of which 0.5.23 makes a grammar and 0.5.17
+    does not; Anthropic has it in `output_config`. Raises Invalid."""
+    holder = body.get(field)
+    given = holder.get("format") if isinstance(holder, dict) else None
+    if given is not None:
+        _check_size(given, field)
         _check_depth(given, field)
 
 
@@ -105,6 +120,8 @@ def _check_pattern(text: str, field: str) -> None:
     if not text:  # generation hangs for ever
         msg = f"{field} is empty: leave it out, or send a grammar"
         raise Invalid(msg, field)
+    if NUL in text:
+        raise _has_nul(field)
     if text.count("(") > MOST_GROUPS:
         msg = f"{field} has more than {MOST_GROUPS:,} groups"
         raise Invalid(msg, field)
@@ -133,7 +150,10 @@ def _check_depth(given: object, field: str) -> None:
     """Level by level, so that nothing here is as deep as what is looked at."""
     level = [given]
     for _ in range(DEEPEST + 1):
-        level = [inner for one in level for inner in _within(one) if isinstance(inner, _NESTED)]
+        inner = [one for outer in level for one in _within(outer)]
+        if any(isinstance(one, str) and NUL in one for one in inner):
+            raise _has_nul(field)
+        level = [one for one in inner if isinstance(one, _NESTED)]
         if not level:
             return
     raise _too_deep(field)
@@ -141,6 +161,7 @@ def _check_depth(given: object, field: str) -> None:
 
 def _within(one: object) -> Iterator[object]:
     if isinstance(one, dict):
+        yield from one
         yield from one.values()
     elif isinstance(one, list):
         yield from one
@@ -192,6 +213,10 @@ def _is_legacy(structures: object, triggers: object) -> bool:
         and isinstance(one.get("schema"), dict | bool | None)
         for one in structures
     )
+
+
+def _has_nul(field: str) -> Invalid:
+    return Invalid(f"{field} has a character U+0000 in it", field)
 
 
 def _too_large(field: str) -> Invalid:

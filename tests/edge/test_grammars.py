@@ -170,7 +170,11 @@ async def test_a_format_of_ollama_is_a_grammar_as_well(rig) -> None:
         (GENERATE, generate(json_schema=json.dumps(FITS))),
         (GENERATE, generate(json_schema=ANY_JSON)),
         (GENERATE, generate(json_schema="", structural_tag=None)),
-        (RESPONSES, ASKED[RESPONSES] | {"text": {"format": {"type": "json_schema", "name": "x", "schema": FITS}}}),
+        (
+            RESPONSES,
+            ASKED[RESPONSES]
+            | {"text": {"format": {"type": "json_schema", "name": "x", "schema": FITS}}},
+        ),
         (RESPONSES, ASKED[RESPONSES] | {"text": {"verbosity": "low"}}),
         (GENERATE, generate(structural_tag=json.dumps(STRUCTURES))),
         (GENERATE, generate(structural_tag=json.dumps(tag(format=PARTS)))),

@@ -85,6 +85,20 @@ async def test_ids_that_index_into_nothing_are_refused(rig, path: str, body: Any
         (TEXT, BODIES[TEXT] | {"extra_key": ["a"]}, "extra_key"),
         (GENERATE, generate(stop=5), "stop"),
         (GENERATE, generate() | {"input_ids": [[1]]}, "input_ids"),
+        (GENERATE, {"text": ["a", "b"], "audio_data": [None]}, "audio_data"),
+        (GENERATE, {"text": ["a"], "video_data": []}, "video_data"),
+        (GENERATE, generate(n=2) | {"video_data": []}, "video_data"),
+        (GENERATE, {"text": ["a", "b"], "modalities": ["image"]}, "modalities"),
+        (GENERATE, generate(n=2) | {"modalities": ["image"]}, "modalities"),
+        *(
+            (CHAT, BODIES[CHAT] | {"chat_template_kwargs": {name: value}}, "chat_template_kwargs")
+            for name, value in (
+                ("tokenize", True),
+                ("tools", [1]),
+                ("messages", []),
+                ("padding", "max_length"),
+            )
+        ),
         (GENERATE, {"text": ["a", "b"], "input_ids": [1, 2]}, "input_ids"),
         (GENERATE, {"text": ["a", "b"], "input_ids": [[1]]}, "input_ids"),
         (GENERATE, generate(stop=["a", 5]), "stop"),
@@ -124,6 +138,18 @@ async def test_a_name_that_no_version_knows_is_refused(rig, params: Any, told: s
     assert told in got.error["message"]
     assert "secret" not in got.error["message"]
     assert rig.engine.seen == []
+
+
+async def test_what_goes_with_one_prompt_or_with_each_passes(rig) -> None:
+    for body in (
+        {"text": "a", "video_data": [], "audio_data": [None], "modalities": ["image"]},
+        {"text": ["a", "b"], "video_data": [None, None], "audio_data": None, "modalities": []},
+        {"text": ["a", "b"], "modalities": ["image", "image"]},
+    ):
+        got = await rig.post(GENERATE, body | {"sampling_params": {"max_new_tokens": 2}})
+        assert got.status == 200, got.body
+    kwargs = {"enable_thinking": False, "documents": [], "anything": 1}
+    assert (await rig.chat(max_tokens=2, chat_template_kwargs=kwargs)).status == 200
 
 
 async def test_no_number_of_answers_is_one(rig) -> None:

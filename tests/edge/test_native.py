@@ -85,7 +85,12 @@ async def test_a_list_of_another_length_and_a_start_before_the_first_token_are_r
 async def test_what_is_meant_is_what_the_engine_is_told(rig) -> None:
     """However a switch or a number was written."""
     sent = {"skip_special_tokens": "false", "ignore_eos": 1, "min_new_tokens": "1", "top_k": 5.0}
-    params = {"max_new_tokens": 2, "logit_bias": {"5": -100, "6": -3e38, "7": 1e9}, "custom_params": {"a": [1]}, **sent}
+    params = {
+        "max_new_tokens": 2,
+        "logit_bias": {"5": -100, "6": -3e38, "7": 1e9},
+        "custom_params": {"a": [1]},
+        **sent,
+    }
     got = await rig.post(GENERATE, {"text": "a", "sampling_params": params})
     assert got.status == 200
     told = {"skip_special_tokens": False, "ignore_eos": True, "min_new_tokens": 1, "top_k": 5}

@@ -56,7 +56,27 @@ def check_both(body: Body) -> None:
     texts = len(text) if isinstance(text, list) else None
     lists = len(ids) if isinstance(ids, list) and ids and isinstance(ids[0], list) else None
     if texts != lists:
-        raise Invalid("text and input_ids are not for as many prompts; send one of them", "input_ids")
+        raise Invalid(
+            "text and input_ids are not for as many prompts; send one of them", "input_ids"
+        )
+
+
+def check_media(body: Body, prompts: int | None, n: int) -> None:
+    """Videos, sounds and modalities of a batch: a list has one for each prompt. One that is shorter the engine
+    finds out in the middle of a stream, and hangs up (0.5.17). Raises Invalid."""
+    if prompts is None and n == 1:
+        return
+    each = 1 if prompts is None else prompts
+    for field in ("video_data", "audio_data"):
+        given = body.get(field)
+        if isinstance(given, list) and len(given) != each:
+            msg = f"{field} has {len(given)} entries for {each} prompts; send one for each, or null"
+            raise Invalid(msg, field)
+    field = "modalities"
+    given = body.get(field)
+    if isinstance(given, list) and 0 < len(given) < each * n and not body.get("image_data"):
+        msg = f"{field} has {len(given)} entries for {each * n} answers; leave it out"
+        raise Invalid(msg, field)
 
 
 def check_start(body: Body) -> None:

@@ -94,9 +94,7 @@ class Classify(_Prompts):
     named = True
 
 
-QUIET = frozenset(
-    {"score", "rerank", "embeddings", "classify", "ollamaembed", "ollamaembeddings"}
-)
+QUIET = frozenset({"score", "rerank", "embeddings", "classify", "ollamaembed", "ollamaembeddings"})
 """Dialects that ask a server for no words."""
 
 

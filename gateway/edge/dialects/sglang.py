@@ -61,6 +61,8 @@ class Generate:
         native.check_both(body)
         native.check_lists(body, _batch(body))
         native.check_start(body)
+        n = max(guard.count(params.get("n"), "n") for params in many)
+        native.check_media(body, _batch(body), n)
         hazards.check_top(body.get("top_logprobs_num"), "top_logprobs_num")
         caps = [guard.cap(params.get(CAP), CAP, zero_is_unset=False) for params in many]
         sent = [cap for cap in caps if cap is not None]
@@ -70,7 +72,7 @@ class Generate:
             kind=Kind.GENERATE,
             cap=wanted,
             usual=USUAL,
-            n=max(guard.count(params.get("n"), "n") for params in many),
+            n=n,
             stream=guard.flag(body.get("stream"), "stream"),
             model=None,
             prompts=_batch(body) or 1,

@@ -337,7 +337,6 @@ def of_tokens(**form: Any) -> str:
     [
         (CHAT, BODIES[CHAT] | {"ebnf": f"root ::= Token({MILLION})"}),
         (TEXT, BODIES[TEXT] | {"ebnf": f"root ::= ExcludeToken(1, {MILLION})"}),
-        (GENERATE, generate(ebnf=f"root ::= TokenTagDispatch(({MILLION}, a))\na ::= 'b'")),
         (GENERATE, generate(ebnf=f"root ::= Token({'9' * 5000})")),
         (CHAT, BODIES[CHAT] | {"response_format": TOKEN_TAG}),
         (TEXT, BODIES[TEXT] | {"response_format": {"type": "structural_tag", "format": HIDDEN}}),

@@ -8,6 +8,7 @@ larger than anything people write. How long the rest takes to compile is not kno
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -36,6 +37,17 @@ NUL: Final = "\x00"
 """A pattern that begins with it ends the process with a segmentation fault (xgrammar 0.1.27 and 0.2.1, so
 0.5.6 and 0.5.17; 0.2.7 says no), and patterns stand at many places of a schema, as names as well. The
 escape `\\x00` in a pattern is another thing, and passes."""
+
+DISPATCH: Final = "TagDispatch"
+"""What structural tags are made of. Repeated, where its rules go round, it is a segmentation fault while it is
+compiled (xgrammar 0.1.27)."""
+
+_QUOTED: Final = re.compile(
+    r'"(?:\\.|[^"\\\n])*"?|\[(?:\\.|[^\]\\\n])*\]?|#[^\n]*|//[^\n]*|/(?:\\.|[^/\\\n])+/?'
+)
+"""Texts, classes, patterns and comments, ended or not: each is read once. A letter of several bytes
+anywhere else is told as its first byte in an error that then cannot be read: no RuntimeError, and the
+engine waits for no other (0.5.6)."""
 
 _NESTED: Final = (list, dict)
 
@@ -122,8 +134,20 @@ def _check_pattern(text: str, field: str) -> None:
         raise Invalid(msg, field)
     if NUL in text:
         raise _has_nul(field)
+    if field == "ebnf":
+        _check_ebnf(text, field)
     if text.count("(") > MOST_GROUPS:
         msg = f"{field} has more than {MOST_GROUPS:,} groups"
+        raise Invalid(msg, field)
+
+
+def _check_ebnf(text: str, field: str) -> None:
+    """What ends the scheduler of 0.5.6 in EBNF (xgrammar 0.1.27). Raises Invalid."""
+    if DISPATCH in text:
+        msg = f"{field} has a {DISPATCH}: send a structural tag instead"
+        raise Invalid(msg, field)
+    if not text.isascii() and not _QUOTED.sub("", text).isascii():
+        msg = f"{field} has a letter that is not ASCII outside of quotes and brackets"
         raise Invalid(msg, field)
 
 
@@ -194,6 +218,8 @@ def _check_parts(form: object, field: str) -> None:
         msg = f"{field} has a part whose type is no text"
         raise Invalid(msg, field)
     _check_parts(form.get("content"), field)
+    if isinstance(text := form.get("grammar"), str):
+        _check_ebnf(text, field)
     for name in ("elements", "tags"):
         parts = form.get(name, [])
         if not isinstance(parts, list):

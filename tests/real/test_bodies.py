@@ -59,9 +59,10 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-KNOWN = ("_logprobs", "list index out of range")
+KNOWN = ("_logprobs", "list index out of range", "The server failed.")
 """In the 500s that are left at 0.5.17: log-probabilities of a prompt with none at each token (`echo` with
-`logprobs: 0`) or of an answer that was refused, and an unfinished message with nothing in it."""
+`logprobs: 0`) or of an answer that was refused, an unfinished message with nothing in it, and a sampling
+parameter out of its range (`top_k: -2`) in a stream of responses."""
 
 
 def sampling(**params: Any) -> tuple[str, Any]:

@@ -97,6 +97,8 @@ class Backend:
         self.life = 0
         """Grows when what it held is written off."""
         self.deaths = 0  # with requests in flight
+        self.talked = False
+        """It was asked for words. Kept over its starts: its clients stay who they are."""
         self.held: str | None = None
         """Why nothing is sent to it although it is up, in words."""
         self.on_prefilled: Callable[[], None] | None = None
@@ -126,7 +128,8 @@ class Backend:
     def engine(self) -> Engine:
         """What dialects must know of it."""
         version = None if self.facts is None else self.facts.version
-        return Engine(version or OLDEST, max(1, len(self.pools)))
+        talks = self.talked and self.facts is not None and self.facts.is_generation
+        return Engine(version or OLDEST, max(1, len(self.pools)), talks)
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -185,8 +188,9 @@ class Backend:
         self._turn.set()
         self._turn = asyncio.Event()
 
-    def began(self, ident: RequestId, sequences: int) -> None:
-        """A request was handed to it."""
+    def began(self, ident: RequestId, sequences: int, *, quiet: bool = False) -> None:
+        """A request was handed to it; `quiet`: one that asks for no words."""
+        self.talked = self.talked or not quiet
         self._running[ident] = _Sent(sequences, self.now())
 
     def ended(self, ident: RequestId) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from gateway.edge.dialects.prompts import QUIET
 from gateway.tasks import LATE_S, spawn
 from gateway.upstream.abort import abort
 from gateway.upstream.errors import Failure, UpstreamError
@@ -79,7 +80,8 @@ class Reaper:
         """A request is about to be written to a server."""
         self._running[ident] = flight
         flight.at = asyncio.get_running_loop().time()
-        flight.backend.began(ident, flight.lease.grant.demand.slots)
+        quiet = flight.record.dialect in QUIET
+        flight.backend.began(ident, flight.lease.grant.demand.slots, quiet=quiet)
 
     def cut(self, backend: Backend, why: str) -> None:
         """A server died: whoever still waits for an answer of it is told so. Some would wait long:

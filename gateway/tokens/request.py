@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.tokens import grammar_ids
 from gateway.tokens.anthropic import chat_from_messages, left_out, thinks_back
 from gateway.tokens.model import CountRefused, Kind
 from gateway.tokens.responses import chat_from_responses
@@ -90,7 +91,7 @@ def _is_path(source: str) -> bool:
     return not start.startswith(_FROM_ELSEWHERE) and (start.startswith("file:") or "." in start)
 
 
-_NAMED = ("stop_token_ids", "token_ids_logprob")
+_NAMED = ("stop_token_ids", "token_ids_logprob", "label_token_ids")
 """Ids that are no prompt: the engine looks up columns of its logits by them, in a batch that others are
 in as well, and its scheduler ends where there is none (0.5.6-0.5.17; sgl-project/sglang#27398, #28088)."""
 
@@ -117,6 +118,8 @@ def _named_ids(body: Mapping[str, Any]) -> int:
                 needed = f"`{name}` must be a list of token ids, whole numbers from 0 on."
                 raise CountRefused(needed)
             largest = max(largest, *(_largest_id(name, ids) for ids in lists), -1)
+        if isinstance(holder, dict):
+            largest = max(largest, grammar_ids.largest(holder))
     return largest
 
 

@@ -6,11 +6,14 @@ segmentation fault. The malformed structural tags are sgl-project/sglang#13068.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
 
+from gateway.edge.dialects import Invalid, grammars
 from gateway.edge.dialects.grammars import ANY_JSON, DEEPEST, MOST_BYTES, MOST_GROUPS
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
 
@@ -55,6 +58,12 @@ def tag(**fields: Any) -> Any:
     return {"type": "structural_tag", **fields}
 
 
+PARTS = {
+    "type": "triggered_tags",
+    "triggers": ["<f"],
+    "tags": [{"begin": "<f>", "content": {"type": "json_schema", "json_schema": {"type": ["string"], "elements": 5}}, "end": ""}],
+}  # fmt: skip
+
 STRUCTURES = {
     "structures": [{"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}],
     "triggers": ["<a>"],
@@ -82,6 +91,11 @@ STRUCTURES = {
         (CHAT, tool(LONG, strict=True), "tools"),
         (MESSAGES, {"tools": [{"name": "f", "input_schema": DEEP}], "tool_choice": {"type": "any"}}, "tools"),
         (RESPONSES, {"tools": [{"type": "function", "name": "f", "parameters": DEEP}], "tool_choice": "required"}, "tools"),
+        (CHAT, schema({"pattern": "\x00a"}), "response_format"),
+        (CHAT, tool({"patternProperties": {"\x00a": {}}}, strict=True), "tools"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x", "schema": DEEP}}}, "text"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": {"pattern": "\x00a"}}}}, "text"),
+        (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": DEEP}}}, "output_config"),
         (CHAT, {"response_format": tag()}, "response_format"),
         (CHAT, {"response_format": tag(format="x")}, "response_format"),
         (CHAT, {"response_format": tag(structures=[], triggers=None)}, "response_format"),
@@ -113,8 +127,22 @@ async def test_what_is_deeper_or_larger_than_people_write_is_refused(
         {"structural_tag": json.dumps({"structures": STRUCTURES["structures"]})},
         {"structural_tag": json.dumps({"structures": [5], "triggers": []})},
         {"structural_tag": json.dumps(tag(format=None))},
+        {"regex": "\x00a"},
+        {"ebnf": 'root ::= "\x00"'},
+        {"ebnf": "root ::= é"},
+        {"ebnf": 'root ::= "a" é "b"'},
+        {"ebnf": 'root ::= TagDispatch(("t", a)){0,3}\na ::= root'},
+        {"structural_tag": json.dumps(tag(format={"type": "grammar", "grammar": "root ::= é"}))},
+        {"json_schema": json.dumps({"type": "string", "pattern": "\x00a"})},
+        {"json_schema": json.dumps({"patternProperties": {"\x00a": {}}})},
+        {"structural_tag": json.dumps(tag(format={"type": "regex", "pattern": "\x00a"}))},
+        {"structural_tag": json.dumps(tag(format={"type": []}))},
+        {"structural_tag": json.dumps(tag(format={"type": "sequence", "elements": 5}))},
+        {"structural_tag": json.dumps(tag(format={"type": "triggered_tags", "tags": None}))},
+        {"structural_tag": json.dumps(tag(format={"type": "tag", "content": {"type": {}}}))},
+        {"structural_tag": json.dumps(tag(format={"elements": [{"tags": [{"content": {"tags": 5}}]}]}))},
     ],
-)
+)  # fmt: skip
 async def test_generate_takes_grammars_as_texts_that_can_be_read(rig, params: Any) -> None:
     """There no reader of the engine's own looks at them before its scheduler does."""
     for many in (False, True):
@@ -143,11 +171,23 @@ async def test_a_format_of_ollama_is_a_grammar_as_well(rig) -> None:
         (CHAT, ASKED[CHAT] | tool(FITS, strict=True) | {"tool_choice": "required"}),
         (CHAT, ASKED[CHAT] | {"json_schema": {"type": "object"}}),  # nothing that a chat reads
         (CHAT, ASKED[CHAT] | {"regex": "(a|b)+"}),
+        (CHAT, ASKED[CHAT] | {"regex": "é[ä-ü]+"}),
+        (CHAT, ASKED[CHAT] | {"ebnf": 'root ::= "é\\"ü" [ä-ü\\]ß] # größer\n'}),
+        (CHAT, ASKED[CHAT] | {"ebnf": 'start: "é" /[ä-ü]+/ // größer'}),
+        (CHAT, ASKED[CHAT] | {"regex": r"[^\x00-\x1f\u0000]+"}),
+        (CHAT, ASKED[CHAT] | schema({"type": "string", "pattern": r"^[^\u0000]*$"})),
         (TEXT, ASKED[TEXT] | {"json_schema": json.dumps(FITS)}),
         (GENERATE, generate(json_schema=json.dumps(FITS))),
         (GENERATE, generate(json_schema=ANY_JSON)),
         (GENERATE, generate(json_schema="", structural_tag=None)),
+        (
+            RESPONSES,
+            ASKED[RESPONSES]
+            | {"text": {"format": {"type": "json_schema", "name": "x", "schema": FITS}}},
+        ),
+        (RESPONSES, ASKED[RESPONSES] | {"text": {"verbosity": "low"}}),
         (GENERATE, generate(structural_tag=json.dumps(STRUCTURES))),
+        (GENERATE, generate(structural_tag=json.dumps(tag(format=PARTS)))),
     ],
 )
 async def test_what_people_write_passes_as_it_is(rig, path: str, body: Any) -> None:
@@ -156,3 +196,12 @@ async def test_what_people_write_passes_as_it_is(rig, path: str, body: Any) -> N
     sent = rig.engine.seen[0].body
     for field in ("response_format", "tools", "json_schema", "regex"):
         assert sent.get(field) == body.get(field)
+
+
+@pytest.mark.parametrize("text", ['"\\', "[", "/", '"\n', "[\\]", "/a", "#", '\\"'])
+def test_a_grammar_is_read_in_one_go(text: str) -> None:
+    """Quotes that are opened again and again and never closed took minutes when each was read to the end."""
+    before = time.process_time()
+    with contextlib.suppress(Invalid):
+        grammars.check({"ebnf": text * (MOST_BYTES // len(text) - 1) + "é"}, "ebnf")
+    assert time.process_time() - before < 2  # 0.05 s

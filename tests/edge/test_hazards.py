@@ -6,12 +6,14 @@ is in any shape that the engine's own reader refuses in all versions that the ga
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from gateway.edge.dialects.hazards import MOST_TOP, SAMPLING, check_stop_patterns
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
+from tests.fakes.typed import SCORE
 
 BODIES: dict[str, Any] = {CHAT: chat(max_tokens=2), TEXT: {"prompt": "a", "max_tokens": 2}}
 LISTED = {"input_ids": [[1], [2]], "return_logprob": True}
@@ -82,6 +84,23 @@ async def test_ids_that_index_into_nothing_are_refused(rig, path: str, body: Any
         (CHAT, BODIES[CHAT] | {"cache_salt": ["a"]}, "cache_salt"),
         (TEXT, BODIES[TEXT] | {"extra_key": ["a"]}, "extra_key"),
         (GENERATE, generate(stop=5), "stop"),
+        (GENERATE, generate() | {"input_ids": [[1]]}, "input_ids"),
+        (GENERATE, {"text": ["a", "b"], "audio_data": [None]}, "audio_data"),
+        (GENERATE, {"text": ["a"], "video_data": []}, "video_data"),
+        (GENERATE, generate(n=2) | {"video_data": []}, "video_data"),
+        (GENERATE, {"text": ["a", "b"], "modalities": ["image"]}, "modalities"),
+        (GENERATE, generate(n=2) | {"modalities": ["image"]}, "modalities"),
+        *(
+            (CHAT, BODIES[CHAT] | {"chat_template_kwargs": {name: value}}, "chat_template_kwargs")
+            for name, value in (
+                ("tokenize", True),
+                ("tools", [1]),
+                ("messages", []),
+                ("padding", "max_length"),
+            )
+        ),
+        (GENERATE, {"text": ["a", "b"], "input_ids": [1, 2]}, "input_ids"),
+        (GENERATE, {"text": ["a", "b"], "input_ids": [[1]]}, "input_ids"),
         (GENERATE, generate(stop=["a", 5]), "stop"),
         (GENERATE, {"text": "a", "sampling_params": [{}]}, "sampling_params"),
         (GENERATE, {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
@@ -119,6 +138,25 @@ async def test_a_name_that_no_version_knows_is_refused(rig, params: Any, told: s
     assert told in got.error["message"]
     assert "secret" not in got.error["message"]
     assert rig.engine.seen == []
+
+
+async def test_what_goes_with_one_prompt_or_with_each_passes(rig) -> None:
+    for body in (
+        {"text": "a", "video_data": [], "audio_data": [None], "modalities": ["image"]},
+        {"text": ["a", "b"], "video_data": [None, None], "audio_data": None, "modalities": []},
+        {"text": ["a", "b"], "modalities": ["image", "image"]},
+    ):
+        got = await rig.post(GENERATE, body | {"sampling_params": {"max_new_tokens": 2}})
+        assert got.status == 200, got.body
+    kwargs = {"enable_thinking": False, "documents": [], "anything": 1}
+    assert (await rig.chat(max_tokens=2, chat_template_kwargs=kwargs)).status == 200
+
+
+async def test_no_number_of_answers_is_one(rig) -> None:
+    """The engine compares null with 1, and answers 500."""
+    got = await rig.post(GENERATE, generate(n=None, max_new_tokens=2))
+    assert got.status == 200, got.body
+    assert rig.engine.seen[0].body["sampling_params"] == {"max_new_tokens": 2}
 
 
 async def test_names_that_only_some_versions_know_pass(rig) -> None:
@@ -308,3 +346,57 @@ async def test_patterns_of_a_batch_are_bounded_together(rig) -> None:
     assert "in all of a request" in got.error["message"]
     check_stop_patterns(*many[:4], {}, {"stop_regex": None})
     check_stop_patterns(*[{"stop_regex": ["b" * 400, "c" * 598]} for _ in range(9)])  # mostly alike
+
+
+TOKEN_TAG = {"type": "structural_tag", "format": {"type": "token", "token": MILLION}}
+HIDDEN = {
+    "type": "sequence",
+    "elements": [{"type": "tag", "begin": {"type": "token", "token": MILLION}, "end": "a"}],
+}
+
+
+def of_tokens(**form: Any) -> str:
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODIES[CHAT] | {"ebnf": f"root ::= Token({MILLION})"}),
+        (TEXT, BODIES[TEXT] | {"ebnf": f"root ::= ExcludeToken(1, {MILLION})"}),
+        (GENERATE, generate(ebnf=f"root ::= Token({'9' * 5000})")),
+        (CHAT, BODIES[CHAT] | {"response_format": TOKEN_TAG}),
+        (TEXT, BODIES[TEXT] | {"response_format": {"type": "structural_tag", "format": HIDDEN}}),
+        (GENERATE, generate(structural_tag=json.dumps(TOKEN_TAG))),
+        (GENERATE, generate(structural_tag=of_tokens(type="token", token=float(MILLION)))),
+        (GENERATE, generate(structural_tag=of_tokens(type="token", token=1e300))),
+        (GENERATE, generate(structural_tag=of_tokens(type="any_tokens", exclude_tokens=[MILLION]))),
+        (GENERATE, generate(structural_tag=of_tokens(type="x", trigger_tokens=["a", MILLION]))),
+        (GENERATE, generate(structural_tag=of_tokens(type="token_dispatch", rules=[[MILLION, {}]]))),
+        (GENERATE, generate(structural_tag=of_tokens(type="grammar", grammar=f"root ::= Token({MILLION})"))),
+        (SCORE, {"query": "a", "items": ["b"], "label_token_ids": [MILLION]}),
+        (SCORE, {"query": "a", "items": ["b"], "label_token_ids": [-1]}),
+    ],
+)  # fmt: skip
+async def test_tokens_that_a_grammar_names_are_of_the_vocabulary(rig, path: str, body: Any) -> None:
+    """xgrammar 0.2.1 reads beyond a table while it compiles them: no exception, the process is gone."""
+    got = await rig.post(path, body)
+    assert (got.status, got.code) == (400, "invalid_request"), got.body
+    assert "token id" in got.error["message"].lower()
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"ebnf": 'root ::= "a"{1,1000000} | "1000000"'},
+        {"ebnf": "root ::= Token(7) | ExcludeToken(1, 2)"},
+        {"structural_tag": of_tokens(type="token", token=7)},
+        {"structural_tag": of_tokens(type="token", token="<|im_end|>")},
+        {"structural_tag": of_tokens(type="repeat", min=0, max=MILLION, content={"type": "any_text"})},
+        {"structural_tag": of_tokens(type="json_schema", json_schema={"rules": [MILLION], "token": {"const": MILLION}})},
+    ],
+)  # fmt: skip
+async def test_other_numbers_in_grammars_are_no_tokens(rig, params: Any) -> None:
+    got = await rig.post(GENERATE, generate(**params))
+    assert got.status == 200, got.body

@@ -29,6 +29,8 @@ BIASED = {str(token): 1 for token in range(MOST_BIASED + 1)}
         ({"logit_bias": {"5": None}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"logit_bias": {"5": 1e39}}, "logit_bias"),
+        ({"logit_bias": {"5": -1e39}}, "logit_bias"),
+        ({"logit_bias": {"5": 3e38}, "temperature": 0.5}, "logit_bias"),
         ({"logit_bias": BIASED}, "logit_bias"),
     ],
 )
@@ -48,7 +50,7 @@ async def test_a_sampling_parameter_of_another_type_is_refused(
     [
         (path, value)
         for path in (CHAT, TEXT)
-        for value in ({"5": "nan"}, {"5": "inf"}, {"5": 1e39}, {"5": [1]}, [1], BIASED)
+        for value in ({"5": "nan"}, {"5": "inf"}, {"5": 1e21}, {"5": [1]}, [1], BIASED)
     ],
 )
 async def test_a_bias_that_is_not_finite_is_refused(rig, path: str, value: Any) -> None:
@@ -83,7 +85,12 @@ async def test_a_list_of_another_length_and_a_start_before_the_first_token_are_r
 async def test_what_is_meant_is_what_the_engine_is_told(rig) -> None:
     """However a switch or a number was written."""
     sent = {"skip_special_tokens": "false", "ignore_eos": 1, "min_new_tokens": "1", "top_k": 5.0}
-    params = {"max_new_tokens": 2, "logit_bias": {"5": -100}, "custom_params": {"a": [1]}, **sent}
+    params = {
+        "max_new_tokens": 2,
+        "logit_bias": {"5": -100, "6": -3e38, "7": 1e9},
+        "custom_params": {"a": [1]},
+        **sent,
+    }
     got = await rig.post(GENERATE, {"text": "a", "sampling_params": params})
     assert got.status == 200
     told = {"skip_special_tokens": False, "ignore_eos": True, "min_new_tokens": 1, "top_k": 5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -54,6 +55,8 @@ REFUSED: list[Any] = [
     (EMBEDDINGS, {}, "input"),
     (EMBEDDINGS, {"input": None}, "input"),
     (EMBEDDINGS, {"input": {}}, "input"),
+    (EMBEDDINGS, {"input": [{}]}, "input"),
+    (EMBEDDINGS, {"input": [{"text": "a"}, {"text": None, "a": 1}]}, "input"),
     (EMBEDDINGS, {"input": [1, "a"]}, "input"),
     (EMBEDDINGS, {"input": [-1]}, "negative"),
     (EMBEDDINGS, {"input": [1 << 40]}, "largest"),
@@ -111,3 +114,44 @@ async def test_who_leaves_leaves_nothing(rig, path: str) -> None:
     asking.cancel()
     await rig.at_rest()
     assert (rig.engine.aborts != []) == (path == EMBEDDINGS), "score has no id to abort by"
+
+
+NAMING = [
+    (SCORE, {"query": "a", "items": ["b"], "label_token_ids": [1]}),
+    (RERANK, {"query": "a", "documents": ["b"]}),
+]
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [("0.5.12", 200), ("0.5.14", 400), ("0.5.17", 400), ("0.5.23", 200)]
+)
+async def test_scores_and_words_are_not_for_one_server_that_dies_of_both(
+    start, version: str, status: int
+) -> None:
+    """A score names tokens, and beside a chat in one step that ends 0.5.17; among their like all is well."""
+    async with start(version=version) as rig:
+        for path, body in NAMING:
+            assert (await rig.post(path, body)).status == 200
+        assert (await rig.post(EMBEDDINGS, {"input": "a"})).status == 200
+        for path, body in NAMING:
+            assert (await rig.post(path, body)).status == 200
+        assert (await rig.chat(max_tokens=2)).status == 200
+        before = len(rig.engine.seen)
+        for path, body in NAMING:
+            got = await rig.post(path, body)
+            assert got.status == status, got.body
+            if status == 400:
+                assert got.code == "invalid_request"
+                assert "cores end SGLang" in got.error["message"]
+        assert len(rig.engine.seen) == before + (2 if status == 200 else 0)
+        assert (await rig.chat(max_tokens=2)).status == 200
+
+
+async def test_a_server_that_makes_scores_of_its_own_takes_them_beside_all(rig) -> None:
+    """One that does not generate is asked for no tokens by name."""
+    assert (await rig.chat(max_tokens=2)).status == 200
+    backend = rig.app.fleet.backends["gpu0"]
+    assert backend.engine.talks
+    backend.facts = dataclasses.replace(backend.facts, is_generation=False)
+    for path, body in NAMING:
+        assert (await rig.post(path, body)).status == 200

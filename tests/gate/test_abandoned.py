@@ -25,7 +25,7 @@ class Engine:
         self.shows_after = shows_after
         self.asked: list[float] = []
 
-    def began(self, ident: str, sequences: int) -> None: ...
+    def began(self, ident: str, sequences: int, *, quiet: bool) -> None: ...
 
     def ended(self, ident: str) -> None: ...
 
@@ -50,7 +50,12 @@ class House:
             ticket=SimpleNamespace(id="r"), grant=grant, grace_s=GRACE_S
         )
         self.flight: Any = SimpleNamespace(
-            backend=engine, reply=None, named=False, lease=self.lease, at=0.0
+            record=SimpleNamespace(dialect="chat"),
+            backend=engine,
+            reply=None,
+            named=False,
+            lease=self.lease,
+            at=0.0,
         )
 
     def prolong(self, ident: str, grace_s: float) -> None:

@@ -116,6 +116,7 @@ class Engine:
 
     version: tuple[int, int, int]
     ranks: int = 1
+    talks: bool = False  # it has been asked for words here, not for scores alone
 
 
 class Dialect(Protocol):

@@ -33,6 +33,7 @@ class Messages:
         """See `Dialect.read`."""
         check(body)
         grammars.check_tools(body)
+        grammars.check_within(body, "output_config")
         hazards.check_numbers(body)
         return Intent(
             kind=Kind.MESSAGES,

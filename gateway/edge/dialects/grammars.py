@@ -8,6 +8,7 @@ larger than anything people write. How long the rest takes to compile is not kno
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -31,6 +32,22 @@ told apart by the parser alone. 1,000 within each other compile at once in all v
 
 ANY_JSON: Final = "$$ANY$$"
 """SGLang's own word for any JSON, where a schema is expected."""
+
+NUL: Final = "\x00"
+"""A pattern that begins with it ends the process with a segmentation fault (xgrammar 0.1.27 and 0.2.1, so
+0.5.6 and 0.5.17; 0.2.7 says no), and patterns stand at many places of a schema, as names as well. The
+escape `\\x00` in a pattern is another thing, and passes."""
+
+DISPATCH: Final = "TagDispatch"
+"""What structural tags are made of. Repeated, where its rules go round, it is a segmentation fault while it is
+compiled (xgrammar 0.1.27)."""
+
+_QUOTED: Final = re.compile(
+    r'"(?:\\.|[^"\\\n])*"?|\[(?:\\.|[^\]\\\n])*\]?|#[^\n]*|//[^\n]*|/(?:\\.|[^/\\\n])+/?'
+)
+"""Texts, classes, patterns and comments, ended or not: each is read once. A letter of several bytes
+anywhere else is told as its first byte in an error that then cannot be read: no RuntimeError, and the
+engine waits for no other (0.5.6)."""
 
 _NESTED: Final = (list, dict)
 
@@ -61,6 +78,16 @@ def check_format(body: Mapping[str, Any]) -> None:
     if given.get("type") == "structural_tag":
         _check_tag(given, field)
     else:
+        _check_depth(given, field)
+
+
+def check_within(body: Mapping[str, Any], field: str) -> None:
+    """The `format` in an object of that name: of responses it is `text`, of which 0.5.23 makes a grammar and 0.5.17
+    does not; Anthropic has it in `output_config`. Raises Invalid."""
+    holder = body.get(field)
+    given = holder.get("format") if isinstance(holder, dict) else None
+    if given is not None:
+        _check_size(given, field)
         _check_depth(given, field)
 
 
@@ -105,8 +132,22 @@ def _check_pattern(text: str, field: str) -> None:
     if not text:  # generation hangs for ever
         msg = f"{field} is empty: leave it out, or send a grammar"
         raise Invalid(msg, field)
+    if NUL in text:
+        raise _has_nul(field)
+    if field == "ebnf":
+        _check_ebnf(text, field)
     if text.count("(") > MOST_GROUPS:
         msg = f"{field} has more than {MOST_GROUPS:,} groups"
+        raise Invalid(msg, field)
+
+
+def _check_ebnf(text: str, field: str) -> None:
+    """What ends the scheduler of 0.5.6 in EBNF (xgrammar 0.1.27). Raises Invalid."""
+    if DISPATCH in text:
+        msg = f"{field} has a {DISPATCH}: send a structural tag instead"
+        raise Invalid(msg, field)
+    if not text.isascii() and not _QUOTED.sub("", text).isascii():
+        msg = f"{field} has a letter that is not ASCII outside of quotes and brackets"
         raise Invalid(msg, field)
 
 
@@ -133,7 +174,10 @@ def _check_depth(given: object, field: str) -> None:
     """Level by level, so that nothing here is as deep as what is looked at."""
     level = [given]
     for _ in range(DEEPEST + 1):
-        level = [inner for one in level for inner in _within(one) if isinstance(inner, _NESTED)]
+        inner = [one for outer in level for one in _within(outer)]
+        if any(isinstance(one, str) and NUL in one for one in inner):
+            raise _has_nul(field)
+        level = [one for one in inner if isinstance(one, _NESTED)]
         if not level:
             return
     raise _too_deep(field)
@@ -141,6 +185,7 @@ def _check_depth(given: object, field: str) -> None:
 
 def _within(one: object) -> Iterator[object]:
     if isinstance(one, dict):
+        yield from one
         yield from one.values()
     elif isinstance(one, list):
         yield from one
@@ -152,6 +197,7 @@ def _check_tag(given: object, field: str) -> None:
     _check_depth(given, field)
     if isinstance(given, dict) and given.get("structures") is None:
         if isinstance(given.get("format"), dict):
+            _check_parts(given["format"], field)
             return
     elif isinstance(given, dict) and _is_legacy(given["structures"], given.get("triggers")):
         return
@@ -160,6 +206,27 @@ def _check_tag(given: object, field: str) -> None:
         "schema, and triggers, a list of texts"
     )
     raise Invalid(msg, field)
+
+
+def _check_parts(form: object, field: str) -> None:
+    """The parts of a format, as far as the engine walks through them itself before its parser looks: a list
+    for a type, or none where it has parts, is a TypeError there, and at 0.5.6 the scheduler's end. What
+    stands in a `json_schema` is no part. `form` is no deeper than `DEEPEST`. Raises Invalid."""
+    if not isinstance(form, dict):
+        return
+    if not isinstance(form.get("type"), str | None):
+        msg = f"{field} has a part whose type is no text"
+        raise Invalid(msg, field)
+    _check_parts(form.get("content"), field)
+    if isinstance(text := form.get("grammar"), str):
+        _check_ebnf(text, field)
+    for name in ("elements", "tags"):
+        parts = form.get(name, [])
+        if not isinstance(parts, list):
+            msg = f"{field} has {name} that are no list"
+            raise Invalid(msg, field)
+        for part in parts:
+            _check_parts(part, field)
 
 
 def _is_legacy(structures: object, triggers: object) -> bool:
@@ -172,6 +239,10 @@ def _is_legacy(structures: object, triggers: object) -> bool:
         and isinstance(one.get("schema"), dict | bool | None)
         for one in structures
     )
+
+
+def _has_nul(field: str) -> Invalid:
+    return Invalid(f"{field} has a character U+0000 in it", field)
 
 
 def _too_large(field: str) -> Invalid:

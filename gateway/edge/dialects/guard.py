@@ -69,6 +69,17 @@ REFUSED: Final = {
 }
 """Refused in words: silently dropping them would change the answer."""
 
+TAKEN: Final = frozenset(
+    (
+        *("conversation", "messages", "tools", "tokenize", "return_dict", "add_generation_prompt"),
+        *("continue_final_message", "return_tensors", "return_assistant_tokens_mask"),
+        *("padding", "truncation", "max_length", "tokenizer_kwargs"),
+    )
+)
+"""What is no variable of a template: the function that renders it has parameters of these names. The engine
+gives the first six itself, and given twice they are a bare 500; the others decide how the tokenizer is called
+where the prompt is made in one go (0.5.6), so that it would be another than was counted."""
+
 HUGE = 1 << 40
 """No cap is told apart above this: a million times any context, and still a number that every JSON
 writer takes (64 bits)."""
@@ -89,6 +100,9 @@ def check(body: Body) -> None:
     kwargs = body.get("chat_template_kwargs")
     if isinstance(kwargs, dict) and "chat_template" in kwargs:
         msg = "chat_template_kwargs.chat_template is not allowed through this gate: it replaces the prompt that was counted"
+        raise Invalid(msg, "chat_template_kwargs")
+    if isinstance(kwargs, dict) and (taken := sorted(TAKEN & kwargs.keys())):
+        msg = f"chat_template_kwargs.{taken[0]} is set by SGLang itself"
         raise Invalid(msg, "chat_template_kwargs")
     model = body.get("model")
     if isinstance(model, str) and ":" in model:

@@ -18,7 +18,7 @@ from gateway.edge.dialects.ways import BREADTH, MOST, breadth, degree
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.edge.dialects import Body
+    from gateway.edge.dialects import Body, Engine
 
 
 MOST_TOP: Final = 256
@@ -36,6 +36,18 @@ def check_top(value: object, field: str) -> None:
         if number is not None and not 0 <= number <= MOST_TOP:
             msg = f"{field} must be from 0 to {MOST_TOP}"
             raise Invalid(msg, field)
+
+
+NAMES_KILL: Final = ((0, 5, 14), (0, 5, 23))
+"""From, and before which version the scheduler ends where a request that names tokens to be told the
+log-probabilities of is in a batch with one that does not: it takes the list of the other for a tensor
+(sgl-project/sglang#34719; at 0.5.17 in its code, at 0.5.23 no more)."""
+
+
+def names_kill(engine: Engine) -> bool:
+    """Whether a request that names tokens may be the end of that server."""
+    first, mended = NAMES_KILL
+    return first <= engine.version < mended
 
 
 REALS: Final = (
@@ -98,6 +110,12 @@ MOST_BIASED: Final = 1_024
 """Tokens with a bias. The scheduler writes them into a row one by one, again for each batch that it makes."""
 
 
+LARGEST_BIAS: Final = 1e20
+"""Added to a score, which is then divided by the temperature, and by a penalty in some versions: each 1e-6
+at least. 3e38 at a temperature of 0.5 is infinite, all of the row is no number then, and the scheduler ends
+(0.5.17). OpenAI allows 100; what is far below 0 only means never."""
+
+
 def check_bias(params: Mapping[str, Any], *, native: bool = False) -> None:
     """`logit_bias`: it is added to the scores of the whole vocabulary, and where one of them is not finite,
     in 32 bits, the scheduler ends (0.5.17, at a number of 1e39 or a text). Raises Invalid.
@@ -112,8 +130,8 @@ def check_bias(params: Mapping[str, Any], *, native: bool = False) -> None:
     for value in given.values():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         real = _real(value) if number or not native else None
-        if real is None or not abs(real) <= LARGEST:
-            msg = f"{field} must have finite numbers"
+        if real is None or not -LARGEST <= real <= LARGEST_BIAS:
+            msg = f"{field} must have finite numbers, of at most {LARGEST_BIAS:g}"
             raise Invalid(msg, field)
 
 

@@ -39,9 +39,44 @@ def understood(params: Mapping[str, Any]) -> dict[str, Any]:
     for field in NUMBERS:
         if (number := guard.whole(params.get(field), field)) is not None:
             out[field] = number
+    if params.get("n") is None:  # the engine compares it with 1, absent or not: a bare 500
+        out.pop("n", None)
     if not isinstance(params.get("custom_params"), dict | None):
         raise Invalid("custom_params must be an object", "custom_params")
     return out
+
+
+def check_both(body: Body) -> None:
+    """Texts and ids beside each other are for as many prompts, or for one that is no list: how many there are
+    the engine takes from the texts, and runs the ids. Else it answers a bare 500, or runs another number than
+    was counted. Raises Invalid."""
+    text, ids = body.get("text"), body.get("input_ids")
+    if text is None or ids is None:
+        return
+    texts = len(text) if isinstance(text, list) else None
+    lists = len(ids) if isinstance(ids, list) and ids and isinstance(ids[0], list) else None
+    if texts != lists:
+        raise Invalid(
+            "text and input_ids are not for as many prompts; send one of them", "input_ids"
+        )
+
+
+def check_media(body: Body, prompts: int | None, n: int) -> None:
+    """Videos, sounds and modalities of a batch: a list has one for each prompt. One that is shorter the engine
+    finds out in the middle of a stream, and hangs up (0.5.17). Raises Invalid."""
+    if prompts is None and n == 1:
+        return
+    each = 1 if prompts is None else prompts
+    for field in ("video_data", "audio_data"):
+        given = body.get(field)
+        if isinstance(given, list) and len(given) != each:
+            msg = f"{field} has {len(given)} entries for {each} prompts; send one for each, or null"
+            raise Invalid(msg, field)
+    field = "modalities"
+    given = body.get(field)
+    if isinstance(given, list) and 0 < len(given) < each * n and not body.get("image_data"):
+        msg = f"{field} has {len(given)} entries for {each * n} answers; leave it out"
+        raise Invalid(msg, field)
 
 
 def check_start(body: Body) -> None:

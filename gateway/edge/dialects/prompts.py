@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.edge import voices
-from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard
+from gateway.edge.dialects import FIRST, Body, Engine, Intent, Invalid, guard, hazards
 from gateway.tokens import Kind
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ class _Prompts:
         return guard.prompts(given)
 
 
+PARTS = ("text", "image", "video")
+"""What an item may hold that is no text."""
+
+
 class Embeddings(_Prompts):
     """POST /v1/embeddings."""
 
@@ -70,6 +74,11 @@ class Embeddings(_Prompts):
             raise Invalid(
                 "embed_overrides: vectors in a prompt can not be counted", "embed_overrides"
             )
+        given = body.get("input")
+        for item in given if isinstance(given, list) else ():
+            if isinstance(item, dict) and all(item.get(part) is None for part in PARTS):
+                msg = f"an item of input must have a {', or a '.join(PARTS)}"  # else a 500
+                raise Invalid(msg, "input")
         return super().read(body)
 
     def _number(self, given: object) -> int:
@@ -85,7 +94,29 @@ class Classify(_Prompts):
     named = True
 
 
-class Score(_Prompts):
+QUIET = frozenset({"score", "rerank", "embeddings", "classify", "ollamaembed", "ollamaembeddings"})
+"""Dialects that ask a server for no words."""
+
+
+class _Scored(_Prompts):
+    """A server that generates makes scores of the log-probabilities of tokens that are named to it, and
+    that is what ends some of them beside anything else: a score and a chat in one step at a genuine 0.5.17.
+    One that is asked for scores alone makes as many as it can.
+    """
+
+    def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
+        """See `Dialect.write`."""
+        if engine.talks and hazards.names_kill(engine):
+            version = ".".join(map(str, engine.version))
+            msg = (
+                f"scores end SGLang {version} when anything else runs beside them, and this server is asked "
+                "for words as well; use one that is for scores alone, or 0.5.23"
+            )
+            raise Invalid(msg)
+        return super().write(body, intent, grant, rid, engine)
+
+
+class Score(_Scored):
     """POST /v1/score: the query with each item."""
 
     kind = Kind.SCORE
@@ -93,7 +124,7 @@ class Score(_Prompts):
     needs = ("query",)
 
 
-class Rerank(_Prompts):
+class Rerank(_Scored):
     """POST /v1/rerank: the query with each document, in the reranker's template."""
 
     kind = Kind.RERANK

@@ -51,6 +51,7 @@ class Responses:
             raise Invalid("input is missing", "input")
         _check_tools(body.get("tools"))
         grammars.check_tools(body)
+        grammars.check_within(body, "text")
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
         hazards.check_numbers(body)
         cap = guard.cap(body.get(CAP), CAP, zero_is_unset=False)

@@ -30,10 +30,6 @@ USUAL = 128
 
 
 NAMED = "token_ids_logprob"
-NAMED_KILLS = ((0, 5, 14), (0, 5, 23))
-"""From, and before which version the scheduler ends where a request that names tokens to be told the
-log-probabilities of is in a batch with one that does not: it takes the list of the other for a tensor
-(sgl-project/sglang#34719; at 0.5.17 in its code, at 0.5.23 no more)."""
 
 
 class Generate:
@@ -63,8 +59,11 @@ class Generate:
             native.understood(params)
             if params.get("beam_width") is not None:
                 raise Invalid("beam search is not allowed through this gate", "beam_width")
+        native.check_both(body)
         native.check_lists(body, _batch(body))
         native.check_start(body)
+        n = max(guard.count(params.get("n"), "n") for params in many)
+        native.check_media(body, _batch(body), n)
         hazards.check_top(body.get("top_logprobs_num"), "top_logprobs_num")
         caps = [guard.cap(params.get(CAP), CAP, zero_is_unset=False) for params in many]
         sent = [cap for cap in caps if cap is not None]
@@ -74,7 +73,7 @@ class Generate:
             kind=Kind.GENERATE,
             cap=wanted,
             usual=USUAL,
-            n=max(guard.count(params.get("n"), "n") for params in many),
+            n=n,
             stream=guard.flag(body.get("stream"), "stream"),
             model=None,
             prompts=_batch(body) or 1,
@@ -83,8 +82,7 @@ class Generate:
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
         """See `Dialect.write`. No prompt gets more than the cap in force."""
-        first, mended = NAMED_KILLS
-        if body.get(NAMED) and first <= engine.version < mended:
+        if body.get(NAMED) and hazards.names_kill(engine):
             version = ".".join(map(str, engine.version))
             msg = (
                 f"{NAMED} ends SGLang {version} when anything else runs beside it, so it is not sent there; "

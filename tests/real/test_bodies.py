@@ -2,8 +2,8 @@
 
 Two parts. The worst that are known each ended the scheduler, the detokenizer or a whole process of a
 server that they were sent to directly. And some hundred are drawn: a good body in which one or two fields,
-of those that the server itself says it has, hold something else. The seed is new at every run and is told;
-KVGATE_BODIES_SEED draws the same again.
+of those that the server itself says it has, hold something else. They are the same at every run;
+KVGATE_BODIES_SEED=2 draws others.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import asyncio
 import json
 import os
 import random
-import secrets
-import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -59,10 +57,10 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-KNOWN = ("_logprobs", "list index out of range", "The server failed.")
-"""In the 500s that are left at 0.5.17: log-probabilities of a prompt with none at each token (`echo` with
-`logprobs: 0`) or of an answer that was refused, an unfinished message with nothing in it, and a sampling
-parameter out of its range (`top_k: -2`) in a stream of responses."""
+ITS_OWN = 500
+"""What the server answers where it trips over a body and lives: counted and told, and no fault of this
+test. Left at 0.5.17: log-probabilities of a prompt with none at each token (`echo` with `logprobs: 0`), an
+unfinished message with nothing in it, a sampling parameter out of its range in a stream of responses."""
 
 
 def sampling(**params: Any) -> tuple[str, Any]:
@@ -118,8 +116,8 @@ WORST: list[tuple[str, Any]] = [
 AT_ONCE = 8
 GROUP = 32
 """Sent between two looks at the server. Larger groups take as long, and tell less of who it was."""
-DRAWN_S = 60.0
-"""For as long bodies are drawn: some 1,500 on two cores."""
+DRAWN = 960
+"""Bodies; a minute on two cores. So many and not for so long: everywhere the same."""
 ANSWERS_S = 20.0
 """In which a plain request is answered by a server that lives: it takes 0.1 s, or 2 s on a busy machine."""
 
@@ -156,7 +154,7 @@ class Sender:
         wrong = [
             f"{status} {said[:200]} for {path} {json.dumps(body)[:300]}"
             for (path, body), (status, said) in zip(bodies, answers, strict=True)
-            if status >= 500 and not any(known in said for known in KNOWN)
+            if status == 0 or status > ITS_OWN
         ]
         status, said = await beside
         if status != 200:
@@ -220,10 +218,9 @@ async def test_the_worst_that_are_known_reach_nobody(sender: Sender, report: Not
 async def test_whatever_stands_in_a_field_the_server_lives(
     sender: Sender, engine: Engine, report: Note
 ) -> None:
-    seed = int(os.environ.get("KVGATE_BODIES_SEED") or secrets.randbits(32))
-    bodies = drawn(random.Random(seed), fields(engine))
-    until, sent = time.monotonic() + DRAWN_S, 0
-    while time.monotonic() < until:
+    seed = int(os.environ.get("KVGATE_BODIES_SEED") or 1)
+    bodies, sent = drawn(random.Random(seed), fields(engine)), 0
+    while sent < DRAWN:
         group = [next(bodies) for _ in range(GROUP)]
         wrong = await sender.together(group)
         sent += len(group)

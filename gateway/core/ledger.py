@@ -225,7 +225,7 @@ class PoolLedger:
             self.plain += 1
         else:
             self.mirror.starting += demand.start
-            if self.worst <= self.limit:
+            if self.worst <= self.limit:  # nobody looks at a forecast while all caps fit
                 self.outlook.enter(ident, hold)
             else:
                 self.outlook.put(ident, self.term(demand, hold.lengths))

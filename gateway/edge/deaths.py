@@ -265,7 +265,7 @@ class Deaths:
         if cut:
             self._truncations.cut(flight.record, partial(self.marks.of_flight, flight), now)
         if self.quarantine:
-            self.quarantine.served(self.marks.of_flight(flight), self._gate.now())
+            self.quarantine.served(self.marks.of_flight(flight), now)
 
     # ---- inside ----------------------------------------------------------------------------------
 

@@ -221,7 +221,7 @@ class DataPlane:
         if intent.known is not None:
             raise Known(intent.known)
 
-        counted = await counting.count(backends, intent.kind, body, size)
+        counted = await counting.count(backends, intent.kind, body, size, rule.name)
         trip.counted(counted)
         self._check(intent, counted)
         headers = trip.request.headers
@@ -367,11 +367,11 @@ class DataPlane:
             raise Invalid(msg)
         return intent
 
-    async def _counted(self, intent: Intent, body: Body, size: int) -> Counted:
+    async def _counted(self, intent: Intent, body: Body, size: int, client: str) -> Counted:
         """The count for a client that asked for nothing else."""
         backends = self._fleet.for_model(intent.model)
         await self._fleet.settled(backends)  # who is away all the same, the count tells
-        return await counting.count(backends, intent.kind, body, size)
+        return await counting.count(backends, intent.kind, body, size, client)
 
     def _not_quarantined(self, mark: Callable[[], bytes]) -> None:
         if (refusal := self._deaths.refusal(mark)) is not None:

@@ -66,10 +66,11 @@ class DrainRate:
         self._at = now
 
 
-def retry_after_s(eta_s: float | None, jitter: Callable[[], float]) -> float:
+def retry_after_s(eta_s: float | None, jitter: Callable[[], float], stretch: float = 1.0) -> float:
     """Whole seconds, 1..60, spread so that the refused do not come back together.
 
-    `jitter` returns a number in [0, 1).
+    `jitter` returns a number in [0, 1). `stretch`: so many times longer than is expected, for who comes
+    back early again and again (see `retries`).
     """
-    base = UNKNOWN_S if eta_s is None else eta_s
+    base = max(UNKNOWN_S if eta_s is None else eta_s, LEAST_S if stretch > 1 else 0.0) * stretch
     return float(min(MOST_S, max(LEAST_S, math.ceil(base * (1 + JITTER * jitter())))))

@@ -198,6 +198,7 @@ class Ticket:
     kind: str = "chat"  # of answer: whose lengths stand in while this client is new, see lengths
     lead: Lead = NO_LEAD  # how its prompt begins, see prefix
     session: str | None = None  # a mark of the conversation it says it belongs to, see flows
+    stretch: float = 1.0  # where it is refused, it is told so many times the time, see retries
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,11 @@ class Turns:
         self._look_at = 0.0
         self._draining = False
 
+    @property
+    def draining(self) -> bool:
+        """Whether nothing is admitted any more."""
+        return self._draining
+
     # ---- the pump ------------------------------------------------------------------------------
 
     def _pump(self, now: float, out: list[Transition]) -> None:
@@ -178,7 +183,7 @@ class Turns:
         entry = self.books.entry(ident)
         eta = None if code in NO_ROOM_TO_TELL else self._eta(entry, now)
         self.books.dequeue(ident)
-        refusal = self._refusal(code, message, entry.need, eta)
+        refusal = self._refusal(code, message, entry.need, eta, entry.ticket.stretch)
         if code in COMES_BACK and refusal.retry_after_s is not None:
             self._recall.keep(entry, now, refusal.retry_after_s)
         out.append(Refused(ident, refusal, None if new else now - entry.since))
@@ -187,7 +192,12 @@ class Turns:
         return wait_s(self.books, entry, self._drain, self._recall.away(now), now)
 
     def _refusal(
-        self, code: Code, message: str, need: int = 0, eta: float | None = None
+        self,
+        code: Code,
+        message: str,
+        need: int = 0,
+        eta: float | None = None,
+        stretch: float = 1.0,
     ) -> Refusal:
         if code in NO_ROOM_TO_TELL:
             return Refusal(code, message, retry_after_s=retry_after_s(eta, self._jitter))
@@ -199,7 +209,7 @@ class Turns:
             available=sum(max(0, pool.ledger.free) for pool in pools if pool.open),
             position=len(self.books.waiting) + 1,
             eta_s=eta,
-            retry_after_s=retry_after_s(eta, self._jitter),
+            retry_after_s=retry_after_s(eta, self._jitter, stretch),
         )
 
     def _due(self, now: float) -> list[Transition]:

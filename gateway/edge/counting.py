@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from gateway.core.model import Code, Refusal
 from gateway.edge import body as bodies
 from gateway.edge import models
 from gateway.edge.dialects import Intent, Invalid, anthropic, guard
 from gateway.edge.voices import ANTHROPIC
 from gateway.gate import Shed
-from gateway.tokens import CountRefused, Kind
+from gateway.tokens import Busy, CountRefused, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,20 +33,28 @@ METHOD = "x-kvgate-count-method"
 """How far the number is to be trusted: `exact` is the server's own, `estimate` close, `bound` never low."""
 
 
-async def count(backends: list[Backend], kind: Kind, body: Body, size: int) -> Counted:
+A_TURN_S = 0.25
+"""What a large body takes until the next one of its client has its turn, seconds: a text of 250,000 tokens
+0.05 to 0.2, and others have theirs between. Nobody knows it of one that is not counted."""
+
+
+async def count(backends: list[Backend], kind: Kind, body: Body, size: int, client: str) -> Counted:
     """The count of the ready servers' model; the largest where models differ. `size` in bytes.
 
-    Raises Invalid where there is no prompt to count, and Shed where no server is ready.
+    Raises Invalid where there is no prompt to count, and Shed where no server is ready, or where too
+    much of this client waits to be counted.
     """
     counters = {id(b.counter): b.counter for b in backends if b.ready and b.counter is not None}
     best: Counted | None = None
     try:
         for counter in counters.values():
-            counted = await counter.count(kind, body, size)
+            counted = await counter.count(kind, body, size, client)
             if best is None or counted.total > best.total:
                 best = counted
     except CountRefused as refused:
         raise Invalid(str(refused)) from None
+    except Busy as busy:
+        raise Shed(_too_much(client, busy.waiting), None) from None
     if best is None:
         raise Shed(models.nobody(backends), None)
     return best
@@ -55,14 +64,14 @@ async def answer(
     request: web.BaseRequest,
     callers: Callers,
     policy: Policy,
-    counted: Callable[[Intent, Body, int], Awaitable[Counted]],
+    counted: Callable[[Intent, Body, int, str], Awaitable[Counted]],
 ) -> web.StreamResponse:
     """The number of tokens. Raises nothing but cancellation."""
     try:
         rule = callers.who(request)
         data = await bodies.read(request, policy.limits.body_bytes, policy.limits.body_s)
         body = callers.named(rule.name, bodies.parse(data))
-        found = await counted(_intent(body), body, len(data))
+        found = await counted(_intent(body), body, len(data), rule.name)
         told = {"input_tokens": found.total}
         return web.json_response(told, headers={METHOD: found.method.value})
     except (Invalid, bodies.Unread, Shed) as error:
@@ -71,6 +80,15 @@ async def answer(
         return models.plain(request, models.no(Invalid(bodies.TOO_DEEP)), ANTHROPIC)
     except ConnectionError:
         return web.Response(status=models.GONE)
+
+
+def _too_much(client: str, waiting: int) -> Refusal:
+    """The refusal of what stands behind its own client's. The next in line is told a later time."""
+    words = (
+        f"{waiting} large requests of client {client!r} wait to be counted, and this one cannot be "
+        "counted in time; others' are counted meanwhile"
+    )
+    return Refusal(Code.CLIENT_LIMIT, words, retry_after_s=A_TURN_S * (waiting + 1))
 
 
 def _intent(body: Body) -> Intent:

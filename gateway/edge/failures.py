@@ -107,6 +107,11 @@ class Failures:
         """Clients that cool down there, and for how many seconds yet."""
         return self._blame(backend).cooled(self._gate.now())
 
+    def cools(self, client: str) -> bool:
+        """Whether this client cools down anywhere."""
+        now = self._gate.now()
+        return any(blame.cooling(client, now)[0] for blame in self._of.values())
+
     def _failed(self, backend: Backend, client: str) -> None:
         verdict = self._blame(backend).failed(client, self._gate.now())
         if verdict.client is not None:

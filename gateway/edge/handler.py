@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gateway.core.model import Code, Refusal
+from gateway.edge import allowed, catalogue, counting, models, overflow, replies, routes, tickets
 from gateway.edge import body as bodies
-from gateway.edge import catalogue, counting, models, overflow, replies, routes, tickets
 from gateway.edge.cors import Cors
 from gateway.edge.dialects import Intent, Invalid, Known
 from gateway.edge.failures import BROKEN, fault
@@ -26,6 +26,7 @@ from gateway.edge.heartbeat import Places
 from gateway.edge.models import nobody
 from gateway.edge.open_door import Unbooked, pass_on
 from gateway.edge.relay import BrokenAnswer, Relay, begin
+from gateway.edge.retries import Retries
 from gateway.edge.shadow import Shadow
 from gateway.edge.trip import Trip
 from gateway.edge.underway import UnderWay
@@ -58,10 +59,6 @@ CONNECTS = 3
 """Connections tried for one request before its server counts as gone for it. Nothing was sent. Where no
 way to it is found, it waits on instead, and so many times the server is doubted for it."""
 
-HEAVY_TOKENS = 2_048
-"""Longest prompt for which log-probabilities over the prompt are allowed: the engine makes rows ×
-vocabulary floats, 1.7-2.8 GiB for 2,048 rows, outside every pool (0.5.6 and 0.5.12 unchunked)."""
-
 
 class _Unreserved(Exception):
     """The server died between the grant and the write: nothing was sent, nothing is held."""
@@ -90,11 +87,13 @@ class DataPlane:
         self._deaths = deaths
         self._journal = journal
         self._cors = Cors(policy.cors)
+        self._retries = Retries(policy, gate, deaths.failures)
         self.under_way = UnderWay()
 
     def adopt(self, policy: Policy, callers: Callers) -> None:
         """Another policy, from the next request on; see `reload`."""
         self._policy, self._callers, self._cors = policy, callers, Cors(policy.cors)
+        self._retries.adopt(policy)
 
     def handle(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Answer one request. Raises nothing but cancellation. A coroutine less for those that wait."""
@@ -152,7 +151,7 @@ class DataPlane:
         except bodies.Unread as error:
             return trip.unread(error)
         except Shed as shed:
-            return trip.refused(shed.refusal, shed.queued_s)
+            return trip.refused(self._retries.refused(trip, shed.refusal), shed.queued_s)
         except UpstreamError as error:
             return trip.failed(fault(error))
 
@@ -164,7 +163,9 @@ class DataPlane:
         trip.read = True
         if self._policy.admission != "on":
             return await self._let_through(trip, dialect, data, rule)
+        self._retries.met(trip, name, data)
         ticket, work = await self._asked(trip, dialect, data, rule)
+        self._retries.counted(trip, ticket)
         del data  # what waits is kept once, as it was read
         trip.record.door_ms = (self._gate.now() - trip.began) * 1000
         every_s = self._policy.queue.heartbeat_s
@@ -175,8 +176,9 @@ class DataPlane:
         # One may have come into doubt while its prompt was counted. Who is away then, the gate tells.
         await self._fleet.settled([one for one in named if one is not None])
         lease = self._gate.admit(ticket, grace_s=limits.release_grace_s)
-        lease.rest = partial(at_rest, trip.request, work)
+        lease.rest = partial(at_rest, trip.request, work, partial(self._retries.rest, trip))
         async with lease:
+            self._retries.admitted(trip)
             return await self._dispatched(trip, lease, dialect, work)
 
     async def _let_through(
@@ -210,7 +212,7 @@ class DataPlane:
         self, trip: Trip, dialect: Dialect, size: int, rule: ClientRule, body: Body
     ) -> tuple[Ticket, Work]:
         """Read and count a body. Raises Invalid, Known, and Shed: refused before the gate."""
-        intent = self._intent(dialect, body)
+        intent = allowed.intent(dialect, body, self._policy.limits)
         body = intent.put(body)
         backends = models.able(dialect, self._fleet.for_model(intent.model), trip.request.path)
         trip.asks(intent, rule.name, [backend.facts for backend in backends])
@@ -221,9 +223,9 @@ class DataPlane:
         if intent.known is not None:
             raise Known(intent.known)
 
-        counted = await counting.count(backends, intent.kind, body, size)
+        counted = await counting.count(backends, intent.kind, body, size, rule.name)
         trip.counted(counted)
-        self._check(intent, counted)
+        allowed.check(intent, counted)
         headers = trip.request.headers
         backends = self._callers.routed(rule.name, intent, counted, headers, backends)
 
@@ -239,6 +241,7 @@ class DataPlane:
             session=trip.record.session,
             arrived=trip.began,
             first_token_s=self._policy.queue.first_token_s,
+            stretch=trip.stretch,
         )
         return ticket, Work(intent, body, counted)
 
@@ -354,42 +357,15 @@ class DataPlane:
 
     # ---- the steps before the gate ---------------------------------------------------------------
 
-    def _intent(self, dialect: Dialect, body: Body) -> Intent:
-        intent = dialect.read(body)
-        if intent.n > self._policy.limits.max_n:
-            msg = f"n is {intent.n}; the most this gate allows is {self._policy.limits.max_n}"
-            raise Invalid(msg, "n")
-        if intent.prompts > self._policy.limits.max_prompts:  # before each of them is counted
-            msg = (
-                f"{intent.prompts} prompts in one request; the most this gate allows is "
-                f"{self._policy.limits.max_prompts}"
-            )
-            raise Invalid(msg)
-        return intent
-
-    async def _counted(self, intent: Intent, body: Body, size: int) -> Counted:
+    async def _counted(self, intent: Intent, body: Body, size: int, client: str) -> Counted:
         """The count for a client that asked for nothing else."""
         backends = self._fleet.for_model(intent.model)
         await self._fleet.settled(backends)  # who is away all the same, the count tells
-        return await counting.count(backends, intent.kind, body, size)
+        return await counting.count(backends, intent.kind, body, size, client)
 
     def _not_quarantined(self, mark: Callable[[], bytes]) -> None:
         if (refusal := self._deaths.refusal(mark)) is not None:
             raise Shed(refusal, None)
-
-    def _check(self, intent: Intent, counted: Counted) -> None:
-        if not counted.prompts:
-            raise Invalid("there is no prompt")
-        if not all(counted.prompts):  # a sequence of none in a batch ends the scheduler
-            raise Invalid(
-                "a prompt is empty: it has no token, and the engine can not begin with none"
-            )
-        if intent.heavy is not None and counted.total > HEAVY_TOKENS:
-            msg = (
-                f"{intent.heavy} over a prompt of {counted.total} tokens takes memory outside the "
-                f"KV pool; it is allowed up to {HEAVY_TOKENS} tokens"
-            )
-            raise Invalid(msg, intent.heavy.partition(" ")[0])
 
     def _free(self, lease: Lease) -> int:
         ledger = self._gate.core.books.pools[lease.grant.pool].ledger

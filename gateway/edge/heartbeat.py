@@ -107,6 +107,11 @@ class Heart:
             self._task.cancel()
             self._task = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the beats have opened a stream: what is told in it has no headers."""
+        return self._out is not None
+
     async def open(self, answer: web.StreamResponse, *, streamed: bool) -> web.StreamResponse:
         """What to write an answer to: `answer`, unless the beats have opened a stream."""
         await self._rested()

@@ -49,6 +49,10 @@ BYTES_A_TOKEN = 3
 """Of JSON with code or Chinese in it; English prose has four. Only the length of a stride hangs on it."""
 
 
+LATER = frozenset({Code.NO_BACKEND, Code.CLIENT_LIMIT})
+"""Why a model was not looked at now: it may well fit once its server is there, or once it is counted."""
+
+
 async def settled(
     client: str, sent: Body, ask: Ask, *, trip: Trip, callers: Callers, gate: Gate, told: bool
 ) -> Asked:
@@ -71,8 +75,8 @@ async def settled(
         try:
             last = await ask(body)
         except Shed as no:
-            if no.refusal.code is Code.NO_BACKEND:
-                raise  # it may well fit once that server is there
+            if no.refusal.code in LATER:
+                raise
             continue  # no way to that model for this client or route
         other = _too_long(gate, last[0])
         if other is None:

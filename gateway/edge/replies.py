@@ -113,13 +113,20 @@ def refused(refusal: Refusal, *, param: str | None = None, status: int | None = 
     error |= {name: value for name, value in numbers.items() if value is not None}
     headers = {SOURCE: "gateway"}
     if status in {429, 503}:
-        wait = refusal.retry_after_s if refusal.retry_after_s is not None else 5.0
-        # A quota is the exception: who comes back before its window ends is refused again.
-        longest = math.inf if refusal.code is Code.QUOTA_EXCEEDED else LONGEST_RETRY_S
-        headers["retry-after"] = str(min(max(1, math.ceil(wait)), longest))
+        headers["retry-after"] = str(retry_after(refusal))
     elif status != 401:
         headers["x-should-retry"] = "false"
     return Answer(status, error, headers)
+
+
+def retry_after(refusal: Refusal) -> int:
+    """The time a refused client is told, seconds."""
+    wait = math.ceil(refusal.retry_after_s if refusal.retry_after_s is not None else 5.0)
+    if (
+        refusal.code is Code.QUOTA_EXCEEDED
+    ):  # who comes back before its window ends is refused again
+        return max(1, wait)
+    return min(max(1, wait), LONGEST_RETRY_S)
 
 
 def invalid(message: str, param: str | None = None, *, status: int | None = None) -> Answer:

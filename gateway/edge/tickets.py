@@ -53,6 +53,7 @@ def ticket(
     session: str | None,
     arrived: float,
     first_token_s: float | None,
+    stretch: float = 1.0,
 ) -> Ticket:
     """The ticket of a counted request. `size` is the body's bytes, `first_token_s` the policy's."""
     return Ticket(
@@ -66,6 +67,7 @@ def ticket(
         kind=kind_of(body),
         lead=counted.lead,
         session=session,
+        stretch=stretch,
     )
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gateway.core.model import Grant
     from gateway.edge.body import Unread
     from gateway.edge.dialects import Dialect, Instead, Intent
+    from gateway.edge.retries import Try
     from gateway.tokens import Counted
     from gateway.upstream.answer import Facts
     from gateway.upstream.facts import ServerFacts
@@ -94,6 +95,7 @@ class Trip:
         self.heart = Heart(request, self.voice)
         self.began = now
         self.read = False  # its body is here
+        self.tried: Try | None = None  # until it is admitted: see `retries`
         self.cut = False  # it is to end now: the gate is going down
         self._fault = ""  # what is wrong with a body whose length is only bounded
         self._late = False  # it is, as the server gave no count in time
@@ -123,6 +125,12 @@ class Trip:
     def trimmed(self, turns: int, tokens: int) -> None:
         """So much of the conversation was left out, see `trimming`."""
         self.record.trimmed_turns, self.record.trimmed_tokens = turns, tokens
+
+    @property
+    def stretch(self) -> float:
+        """How many times the usual time it is told where it is refused."""
+        again = None if self.tried is None else self.tried.again
+        return 1.0 if again is None else 2.0**again.level
 
     @property
     def target(self) -> str:

@@ -9,15 +9,18 @@ import orjson
 from gateway.edge import face
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiohttp.web import BaseRequest
 
     from gateway.edge.dialects import Body, Intent
     from gateway.tokens import Counted
 
 
-def at_rest(request: BaseRequest, work: Work) -> None:
-    """It has to wait: let go of what that does not need."""
+def at_rest(request: BaseRequest, work: Work, last: Callable[[], None]) -> None:
+    """It has to wait: let go of what that does not need. `last` is done with it."""
     face.rest(request)
+    last()
     work.pack()
 
 

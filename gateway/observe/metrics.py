@@ -144,6 +144,12 @@ class Metrics:
         self._refused = self._counter(
             "refused", "Refusals by code and by who refused.", "code", "source"
         )
+        self._retries = self._counter(
+            "retries",
+            "Requests refused before: kept came when told to, early sooner, damped too often so.",
+            "client",
+            "how",
+        )
         self._shadow = self._counter(
             "shadow",
             "What would have become of a request under admission: shadow; code where refused.",
@@ -199,6 +205,7 @@ class Metrics:
             for why in Release:
                 self._released.labels(backend, why.value)
         for client in self._clients:
+            self._retries.labels(client, "damped")
             for phase in PHASES:
                 self._ended.labels(client, Outcome.FAILED.value, phase)
 
@@ -263,6 +270,8 @@ class Metrics:
         self._count(self._ended, client, outcome, record.phase)
         if record.source is not None:
             self._count(self._refused, _code(record), record.source)
+        if record.retry is not None:
+            self._count(self._retries, client, record.retry)
         if record.shadow is not None:
             code = "none" if record.shadow_code is None else record.shadow_code.value
             self._count(self._shadow, record.shadow, code)

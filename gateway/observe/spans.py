@@ -155,6 +155,7 @@ def _attributes(record: Record, server: str | None) -> Iterator[tuple[str, Any]]
         "kvgate.needed": record.needed,
         "kvgate.available": record.available,
         "kvgate.queue.position": record.position,
+        "kvgate.retry": record.retry,
         "kvgate.retry_after": record.retry_after_s,
     }
     return ((name, value) for name, value in values.items() if value is not None)

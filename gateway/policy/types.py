@@ -54,6 +54,23 @@ def _yaml_switch(value: object) -> object:
     return value
 
 
+def _or_off(number: str) -> WrapValidator:
+    """A number, or a bare `off`, which YAML reads as a boolean."""
+
+    wrong = f"must be a {number} above 0, or the word off"
+
+    def read(value: object, inner: Any) -> Any:  # noqa: ANN401  # pydantic's own signature
+        try:
+            return inner(_yaml_switch(value))
+        except ValidationError:
+            raise bad(wrong, "write a number without quotes, or leave the line out") from None
+
+    return WrapValidator(read)
+
+
+CountOrOff = Annotated[Count | Literal["off"], _or_off("whole number")]
+SecondsOrOff = Annotated[Seconds | Literal["off"], _or_off("number")]
+
 Overflow = Literal["refuse", "trim"]
 """What becomes of a chat that fits none of the servers it may go to."""
 Admission = Annotated[Literal["on", "off", "shadow"], BeforeValidator(_yaml_switch)]

@@ -12,10 +12,11 @@ from gateway.tokens.counter import Counter, Unavailable
 from gateway.tokens.faults import Unreadable
 from gateway.tokens.images import MediaRules
 from gateway.tokens.locate import find_tokenizer
-from gateway.tokens.model import Accuracy, Counted, CountRefused, Kind, Method
+from gateway.tokens.model import Accuracy, Busy, Counted, CountRefused, Kind, Method
 
 __all__ = [
     "Accuracy",
+    "Busy",
     "Conversion",
     "CountRefused",
     "Counted",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Tally
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -21,8 +22,9 @@ from gateway.tokens.bound import chat_outline, prompts_bound
 from gateway.tokens.encoders.words import NOT_LEARNED, UNASKABLE
 from gateway.tokens.faults import FAULTS, Unreadable, refused
 from gateway.tokens.images import MediaRules, media_tokens
+from gateway.tokens.line import Line
 from gateway.tokens.meter import Correction, Meter
-from gateway.tokens.model import Accuracy, Counted, CountRefused, Kind, Method
+from gateway.tokens.model import Accuracy, Busy, Counted, CountRefused, Kind, Method
 from gateway.tokens.request import Request, read
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ REMOTE_SECONDS: Final = 2.0
 REMOTE_BYTES: Final = 1 << 20
 """Largest body asked about remotely: the engine tokenises on its HTTP loop, 0.3 s a MB."""
 REMOTE_AT_ONCE: Final = 2
-"""Questions in flight: more would queue on that same loop."""
+"""Questions in flight: more would queue on that same loop. Clients take turns (`line`)."""
 BOUND_INLINE: Final = 1 << 18
 """Body bytes up to which the byte bound is taken on the loop: 1 ms at most, for non-ASCII text."""
 RECOVER: Final = 64
@@ -111,7 +113,7 @@ class Counter:
         self._meter = Meter()
         self._exact = exact
         self._streak = 0  # local counts in a row that were the engine's own number
-        self._remote_slots = asyncio.Semaphore(REMOTE_AT_ONCE)
+        self._remote_line = Line(REMOTE_AT_ONCE)
         self._fallbacks: Tally[str] = Tally()
         self._notes = notes
 
@@ -134,12 +136,17 @@ class Counter:
         basis = Method.ESTIMATE if estimates else Method.BOUND
         return self._meter.snapshot(self._corrections[basis])
 
-    async def count(self, kind: Kind, body: Mapping[str, Any], body_bytes: int) -> Counted:
+    async def count(
+        self, kind: Kind, body: Mapping[str, Any], body_bytes: int, client: str = ""
+    ) -> Counted:
         """Tokens of each prompt in `body`, which was `body_bytes` long on the wire.
 
-        Raises CountRefused, and nothing else on any input, where the body has no prompt.
+        Raises CountRefused where the body has no prompt, and nothing else on any input; and Busy where
+        too much of this client waits to be counted.
         """
         request = read(kind, body, self._conversion)
+        if client:
+            request = replace(request, client=client)
         if request.largest_id >= self._ids:
             msg = f"Token id {request.largest_id}: the largest here is {self._ids - 1}."
             raise CountRefused(msg)
@@ -217,6 +224,8 @@ class Counter:
                     # Behind the server, or in its place.
                     at = 1 if why.reason == UNASKABLE else len(ways)
                     ways[at:] = [("estimate", Method.ESTIMATE, local.estimate)]
+            except Busy:
+                raise
             except Exception:  # noqa: BLE001 - a client gets a number whatever breaks in ours
                 self._fallbacks[f"{name}_error"] += 1
         return Method.BOUND, await bounded(request, body_bytes), fault or late
@@ -246,16 +255,25 @@ class Counter:
         if body_bytes > REMOTE_BYTES:
             raise Unavailable("remote_too_large")
         try:
-            # Waiting for a slot counts too: a burst is worth a moment, a bound is a long guess.
-            async with asyncio.timeout(REMOTE_SECONDS), self._remote_slots:
-                if request.chat is not None and self._remote_takes_chats:
-                    return (await remote(tokenize_chat(request.chat)),)
-                if request.chat is not None:
-                    text, added = chat_outline(request.chat)
-                    return (added + await remote({"prompt": text}),)
-                return tuple([await _ask_text(remote, prompt) for prompt in request.prompts])
+            # Waiting for a turn counts too: a burst is worth a moment, a bound is a long guess.
+            async with asyncio.timeout(REMOTE_SECONDS):
+                await self._remote_line.turn(request.client, body_bytes)
+                try:
+                    return await self._asked(remote, request)
+                finally:
+                    self._remote_line.leave(request.client, body_bytes)
         except TimeoutError:
             raise Unavailable(LATE) from None
+
+    async def _asked(
+        self, remote: Callable[[dict[str, Any]], Awaitable[int]], request: Request
+    ) -> tuple[int, ...]:
+        if request.chat is not None and self._remote_takes_chats:
+            return (await remote(tokenize_chat(request.chat)),)
+        if request.chat is not None:
+            text, added = chat_outline(request.chat)
+            return (added + await remote({"prompt": text}),)
+        return tuple([await _ask_text(remote, prompt) for prompt in request.prompts])
 
     def _corrected(self, basis: Method, prompts: tuple[int, ...]) -> tuple[int, ...]:
         """Each prompt moved by what was learned, but never above what its bytes allow."""

@@ -60,6 +60,14 @@ class CountRefused(Exception):
     """The body has no prompt where its kind has one, or one of a type no engine takes (a 400)."""
 
 
+class Busy(Exception):
+    """So much of one client waits to be counted that this one is not (a 429). `waiting`: how many do."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"{waiting} more of this client wait to be counted")
+        self.waiting = waiting
+
+
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     """How the numbers compare with `usage.prompt_tokens`, since start. Tokens; error = ours − engine's."""

@@ -69,6 +69,16 @@ def test_a_vanishing_rate_still_gives_a_number(stalled, tokens) -> None:
     assert 1 <= retry_after_s(eta, lambda: 0.99) <= 60
 
 
+def test_who_comes_early_again_and_again_is_told_so_many_times_the_time() -> None:
+    assert [retry_after_s(4.0, lambda: 0.0, times) for times in (1.0, 2.0, 8.0, 64.0)] == [
+        4,
+        8,
+        32,
+        60,
+    ]
+    assert [retry_after_s(0.0, lambda: 0.0, times) for times in (1.0, 2.0, 4.0)] == [1, 2, 4]
+
+
 @given(eta=st.one_of(st.none(), st.floats(0, MOST_ETA_S)), jitter=st.floats(0, 1, exclude_max=True))
 def test_retry_after_is_whole_seconds_from_1_to_60(eta, jitter) -> None:
     """O01, O03: SDKs obey up to 60 s and misbehave above; the header is an integer."""

@@ -31,7 +31,7 @@ from gateway.core.model import (
     View,
 )
 from gateway.observe.metrics import UPSTREAM_CODES, Metrics
-from gateway.observe.record import OTHER, PHASES, VERDICTS, Record
+from gateway.observe.record import OTHER, PHASES, RETRIES, VERDICTS, Record
 from gateway.observe.view import EngineView
 
 from .made_up import finished, refused, view
@@ -84,6 +84,7 @@ ALLOWED = {
     "client": {*CLIENTS, OTHER},
     "code": {*(c.value for c in Code), *UPSTREAM_CODES, "none"},
     "verdict": set(VERDICTS),
+    "how": set(RETRIES),
     "source": {"gateway", "upstream"},
     "outcome": {*(o.value for o in Outcome), OTHER},
     "phase": set(PHASES),
@@ -117,6 +118,7 @@ RECORDS = st.builds(
     e2e_ms=st.none() | st.floats(0, 1e6),
     streamed=st.booleans(),
     shadow=st.none() | st.sampled_from(VERDICTS),
+    retry=st.none() | st.sampled_from(RETRIES),
     shadow_code=st.none() | st.sampled_from(Code),
 )
 
@@ -151,6 +153,17 @@ def test_names_begin_with_kvgate_and_say_their_unit() -> None:
         if metric.type == "histogram":
             assert metric.name.endswith(("_seconds", "_tokens"))
         assert not any(s.name.endswith("_created") for s in metric.samples)
+
+
+def test_retries_are_counted_by_client_and_how_they_came() -> None:
+    m = metrics()
+    assert samples(m)["kvgate_retries_total", ("agents", "damped")] == 0, "there from the start"
+    for how in RETRIES:
+        m.on_request(refused(client="agents", retry=how))
+    m.on_request(refused(client="stranger", retry="early"))
+    got = samples(m)
+    assert [got["kvgate_retries_total", ("agents", how)] for how in RETRIES] == [1, 1, 1]
+    assert got["kvgate_retries_total", (OTHER, "early")] == 1
 
 
 def test_transitions_are_counted() -> None:

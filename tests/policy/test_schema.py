@@ -92,6 +92,24 @@ def test_a_count_is_a_positive_whole_number_or_auto(value: object) -> None:
     assert [e["loc"] for e in caught.value.errors()] == [("slots",)]
 
 
+@pytest.mark.parametrize("off", [False, "off"])
+def test_a_bare_off_is_the_word_where_a_number_may_be_off(off: object) -> None:
+    policy = Policy.model_validate(
+        {"backends": [{"url": URL, "tpot_s": off}], "queue": {"retry_budget": off}}
+    )
+    assert (policy.backends[0].tpot_s, policy.queue.retry_budget) == ("off", "off")
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "4", None, float("nan")])
+def test_a_number_that_may_be_off_is_above_nothing(value: object) -> None:
+    for wrong in (
+        {"backends": [{"url": URL, "tpot_s": value}]},
+        {"queue": {"retry_budget": value}},
+    ):
+        with pytest.raises(ValidationError, match="or the word off"):
+            Policy.model_validate(wrong)
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 0, -1, "5"])
 def test_seconds_are_finite_and_positive(value: object) -> None:
     with pytest.raises(ValidationError):

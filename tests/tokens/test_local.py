@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gateway.tokens import Kind, Method, build_counter, find_tokenizer
+from gateway.tokens import Busy, Kind, Method, build_counter, find_tokenizer
 from gateway.tokens import local as module
 from gateway.tokens.calibrate import CHATS
 from gateway.tokens.counter import Counter
@@ -114,25 +114,142 @@ class Blocked:
         return 1
 
 
-async def test_large_bodies_leave_the_loop_and_waiting_is_bounded(monkeypatch):
+def asked(counter, client, size=LARGE, prompt="x" * 99):
+    return asyncio.ensure_future(counter.count(Kind.COMPLETION, {"prompt": prompt}, size, client))
+
+
+async def begun(blocked, number):
+    for _ in range(number):
+        await asyncio.to_thread(blocked.begun.acquire)
+
+
+async def test_large_bodies_leave_the_loop_and_waiting_is_bounded():
     blocked = Blocked()
     local = LocalCounter(blocked, None, profile_for(None))
     counter = Counter(local=local)
-    body = {"prompt": "x" * 99}
     size = module.QUEUED_BYTES // 4
-    running = [asyncio.ensure_future(counter.count(Kind.COMPLETION, body, size)) for _ in range(4)]
-    await asyncio.to_thread(blocked.begun.acquire)
-    await asyncio.to_thread(blocked.begun.acquire)
-    refused = await counter.count(Kind.COMPLETION, body, size)
+    running = [asked(counter, "abcd"[at], size) for at in range(4)]
+    await begun(blocked, 3)
+    refused = await asked(
+        counter, "e", size
+    )  # it has nothing here: others' bodies are no fault of it
     assert refused.method is Method.BOUND
-    assert not blocked.begun.acquire(blocking=False)  # two threads, no more
+    assert not blocked.begun.acquire(blocking=False)  # three threads, no more
     blocked.go.set()
     assert [counted.total for counted in await asyncio.gather(*running)] == [1] * 4
     assert all(name.startswith("count") for name in blocked.threads)
     assert counter.fallbacks == {"queue_full": 1}
-    again = await counter.count(Kind.COMPLETION, body, size)
+    again = await asked(counter, "a", size)
     assert (again.total, again.method) == (1, Method.EXACT)
+    assert (local._line.bytes, local._line.waiting) == (0, 0)
     local.close()
+
+
+async def test_one_client_has_two_threads_at_most_and_another_does_not_wait_for_them():
+    """The report is K09: fifty bodies of a megabyte, and others are counted meanwhile."""
+    blocked = Blocked()
+    local = LocalCounter(blocked, None, profile_for(None))
+    counter = Counter(local=local)
+    flood = [asked(counter, "greedy", 1 << 20) for _ in range(50)]
+    await begun(blocked, 2)
+    assert local._line.waiting == 48
+    other = asked(counter, "other", 1 << 20)
+    await begun(blocked, 1)  # at once, while all of the flood's first ones are still at work
+    third = asked(counter, "third", 1 << 20)
+    await asyncio.sleep(0)
+    assert not blocked.begun.acquire(blocking=False)
+    blocked.go.set()
+    assert {counted.total for counted in await asyncio.gather(other, third, *flood)} == {1}
+    assert (local._line.bytes, local._line.waiting) == (0, 0)
+    local.close()
+
+
+async def test_when_too_much_waits_who_has_most_of_it_gives_way():
+    blocked = Blocked()
+    local = LocalCounter(blocked, None, profile_for(None))
+    counter = Counter(local=local)
+    size = module.QUEUED_BYTES // 8
+    flood = [asked(counter, "greedy", size) for _ in range(8)]
+    await begun(blocked, 2)
+    with pytest.raises(Busy) as told:
+        await asked(counter, "greedy", size)
+    assert told.value.waiting == 6
+    other = asked(counter, "other", size)
+    await begun(blocked, 1)
+    with pytest.raises(Busy):
+        await flood[-1]  # its last has made room
+    assert local._line.waiting == 5
+    assert local._line.bytes == module.QUEUED_BYTES
+    blocked.go.set()
+    await asyncio.gather(other, *flood[:-1])
+    assert counter.fallbacks == {}
+    local.close()
+
+
+async def test_who_waits_too_long_behind_its_own_is_told_so(monkeypatch):
+    monkeypatch.setattr(module, "SECONDS", 0.05)
+    blocked = Blocked()
+    local = LocalCounter(blocked, None, profile_for(None))
+    counter = Counter(local=local)
+    first = [asked(counter, "greedy") for _ in range(2)]
+    await begun(blocked, 2)
+    with pytest.raises(Busy):
+        await asked(counter, "greedy")
+    assert {counted.method for counted in await asyncio.gather(*first)} == {Method.BOUND}
+    assert local._line.waiting == 0
+    assert local._line.bytes == 2 * LARGE
+    blocked.go.set()
+    while local._line.bytes:
+        await asyncio.sleep(0)
+    local.close()
+
+
+async def test_what_is_cancelled_while_it_waits_gives_its_place_back():
+    blocked = Blocked()
+    local = LocalCounter(blocked, None, profile_for(None))
+    counter = Counter(local=local)
+    running = [asked(counter, "a") for _ in range(2)]
+    await begun(blocked, 2)
+    waits = [asked(counter, "a") for _ in range(3)]
+    await asyncio.sleep(0)
+    for one in waits[:2]:
+        one.cancel()
+    await asyncio.wait(waits[:2])
+    assert (local._line.waiting, local._line.bytes) == (1, 3 * LARGE)
+    blocked.go.set()
+    assert len(await asyncio.gather(*running, waits[2])) == 3
+    assert (local._line.waiting, local._line.bytes) == (0, 0)
+    local.close()
+
+
+async def test_a_counter_that_is_closed_meanwhile_holds_no_place():
+    local = LocalCounter(Blocked(), None, profile_for(None))
+    counter = Counter(local=local)
+    local.close()
+    assert (await asked(counter, "a")).method is Method.BOUND
+    assert local._line.bytes == 0
+
+
+async def test_the_server_is_asked_for_clients_in_turn():
+    """Without a tokenizer the places are those of the server's own counting."""
+    asked_for, go = [], asyncio.Event()
+
+    async def remote(body):
+        asked_for.append(body["prompt"])
+        await go.wait()
+        return 7
+
+    counter = Counter(remote=remote)
+    flood = [asked(counter, "greedy", prompt="g") for _ in range(9)]
+    await asyncio.sleep(0)
+    other = asked(counter, "other", prompt="o")
+    await asyncio.sleep(0)
+    assert asked_for == ["g", "g"]
+    go.set()
+    assert (await other).total == 7
+    assert asked_for.index("o") <= 3, "one more of the flood's, then its turn"
+    await asyncio.gather(*flood)
+    assert counter._remote_line.bytes == 0
 
 
 async def test_time_is_bounded_and_the_bytes_stay_counted_until_the_thread_ends(monkeypatch):
@@ -143,9 +260,9 @@ async def test_time_is_bounded_and_the_bytes_stay_counted_until_the_thread_ends(
     counted = await counter.count(Kind.COMPLETION, {"prompt": "hello"}, LARGE)
     assert (counted.method, counted.total) == (Method.BOUND, 7)
     assert counter.fallbacks == {"timeout": 1}
-    assert local._queued == LARGE
+    assert local._line.bytes == LARGE
     blocked.go.set()
-    while local._queued:
+    while local._line.bytes:
         await asyncio.sleep(0)
     local.close()
 

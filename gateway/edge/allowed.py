@@ -1,0 +1,45 @@
+"""What a request may ask for here, beyond what its API allows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.edge.dialects import Invalid
+
+if TYPE_CHECKING:
+    from gateway.edge.dialects import Body, Dialect, Intent
+    from gateway.policy.schema import Limits
+    from gateway.tokens import Counted
+
+HEAVY_TOKENS = 2_048
+"""Longest prompt for which log-probabilities over the prompt are allowed: the engine makes rows ×
+vocabulary floats, 1.7-2.8 GiB for 2,048 rows, outside every pool (0.5.6 and 0.5.12 unchunked)."""
+
+
+def intent(dialect: Dialect, body: Body, limits: Limits) -> Intent:
+    """What a body asks for. Raises Invalid; before its prompts are counted."""
+    read = dialect.read(body)
+    if read.n > limits.max_n:
+        msg = f"n is {read.n}; the most this gate allows is {limits.max_n}"
+        raise Invalid(msg, "n")
+    if read.prompts > limits.max_prompts:
+        msg = (
+            f"{read.prompts} prompts in one request; the most this gate allows is "
+            f"{limits.max_prompts}"
+        )
+        raise Invalid(msg)
+    return read
+
+
+def check(asked: Intent, counted: Counted) -> None:
+    """Whether its prompts may be so long. Raises Invalid."""
+    if not counted.prompts:
+        raise Invalid("there is no prompt")
+    if not all(counted.prompts):  # a sequence of none in a batch ends the scheduler
+        raise Invalid("a prompt is empty: it has no token, and the engine can not begin with none")
+    if asked.heavy is not None and counted.total > HEAVY_TOKENS:
+        msg = (
+            f"{asked.heavy} over a prompt of {counted.total} tokens takes memory outside the "
+            f"KV pool; it is allowed up to {HEAVY_TOKENS} tokens"
+        )
+        raise Invalid(msg, asked.heavy.partition(" ")[0])

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gateway.core import door
-from gateway.core.books import Pool, Timer
+from gateway.core.books import Timer
 from gateway.core.flows import Entry, longest
 from gateway.core.ledger import PoolLedger
 from gateway.core.model import (
@@ -29,6 +29,7 @@ from gateway.core.model import (
     View,
 )
 from gateway.core.others import Use
+from gateway.core.pools import Pool
 from gateway.core.sums import LedgerError
 from gateway.core.turns import NOBODY, Turns
 

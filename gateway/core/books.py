@@ -7,32 +7,22 @@ Nothing here decides. `Admission` does, and moves a request through the books: w
 from __future__ import annotations
 
 import heapq
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from gateway.core.flows import Entry, Flow
 from gateway.core.least import Least
-from gateway.core.ledger import Hold, PoolLedger
+from gateway.core.ledger import Hold
 from gateway.core.lengths import LengthBook, prior_of
 from gateway.core.model import ClientView, PoolView, QueueView, View
 from gateway.core.others import Others
-from gateway.core.prefix import Prefixes
 from gateway.core.sums import LedgerError
-from gateway.core.ttft import TtftModel
 
 if TYPE_CHECKING:
     from gateway.core.lengths import Lengths
-    from gateway.core.model import ClientRule, Demand, Lead, PoolId, RequestId, Ticket
-    from gateway.core.ttft import Prediction
-
-PREFILL_RATE = 1_000.0
-"""Prompt tokens per second assumed until one was measured: the low end of a 24 GB card with a
-27B model. Used only where the first token cannot be seen (answers that are not streamed)."""
-
-LEARN = 0.2
-"""Weight of the newest prefill-rate sample: five samples forget a cold start."""
+    from gateway.core.model import ClientRule, Demand, PoolId, RequestId, Ticket
+    from gateway.core.pools import Pool
 
 
 class Timer(IntEnum):
@@ -44,43 +34,6 @@ class Timer(IntEnum):
     UNPAUSE = 3
     LOOK = 4  # forecasts change without an event
     PACE = 5  # a window of decoding speed is over
-
-
-@dataclass(slots=True)
-class Pool:
-    """A pool's ledger and whether work may start there."""
-
-    ledger: PoolLedger
-    open: bool = False
-    paused_until: float = 0.0
-    fence: RequestId | None = None
-    prefill_rate: float = PREFILL_RATE
-    ttft: TtftModel = field(default_factory=lambda: TtftModel(PREFILL_RATE))
-    prefixes: Prefixes = field(default_factory=Prefixes)
-    grants: int = 0  # since a forecast was last watched
-    pacing: bool = False  # a PACE timer is set
-    looked: float = 0.0  # when the last window of pace began
-    started: int = 0  # requests, so far
-    until: float = math.inf  # how long the ceiling holds; after that nothing is granted
-
-    def reading(self, demand: Demand, lead: Lead) -> tuple[int, int]:
-        """Of a request's prompt tokens: (what its server may have in its cache, what it likely reads)."""
-        hoped = min(self.prefixes.known(lead), demand.prefill)
-        likely = int(hoped * self.prefixes.trust)
-        return hoped, max(demand.prefill - likely, min(demand.prefill, 1))
-
-    def predict(self, demand: Demand, left: int) -> Prediction:
-        """When the first token would come of a request sent now that has `left` tokens to be read."""
-        ledger = self.ledger
-        return self.ttft.predict(left, demand.prefill, ledger.uncached, len(ledger.holds))
-
-    def first_token_s(self, demand: Demand, lead: Lead) -> float:
-        """The same in seconds, as is likely."""
-        return self.predict(demand, self.reading(demand, lead)[1]).likely
-
-    def alone_s(self, demand: Demand, lead: Lead) -> float:
-        """The same for one that has the server for itself."""
-        return self.ttft.predict(self.reading(demand, lead)[1], demand.prefill, 0, 0).likely
 
 
 @dataclass(slots=True)
@@ -216,7 +169,7 @@ class Books:
             since=now,
             streamed=ticket.streamed,
             lengths=entry.lengths if demand.start else None,
-            prediction=place.predict(demand, left),
+            prediction=place.reads(demand, left, now),
             hoped=hoped,
             uncached=left,
         )
@@ -245,6 +198,12 @@ class Books:
         hold = self.live(ident)
         if hold is not None and generated > hold.seen:
             hold.seen = generated
+
+    def heard(self, pool: PoolId, at: float) -> None:
+        """A pool's server sent something at `at`: the end of a step of its (see `pools`)."""
+        place = self.pools.get(pool)
+        if place is not None and at > place.heard:
+            place.heard = at
 
     def _watch(self, place: Pool) -> None:
         """Write a forecast down, now and then, to see whether it comes true (see confidence)."""
@@ -302,10 +261,7 @@ class Books:
         if hold is None or not hold.prefilling:
             return False
         pool = self.pools[self.held[ident].pool]
-        took = max(now - hold.since, 1e-3)
-        pool.prefill_rate += LEARN * (hold.uncached / took - pool.prefill_rate)
-        if hold.prediction is not None:
-            pool.ttft.learn(hold.prediction, took, now)
+        pool.has_read(hold, now)
         pool.ledger.prefilled(ident, now)
         for other, earlier in pool.ledger.holds.items():
             # The engine prefills in order of arrival; only streams show their own first token.

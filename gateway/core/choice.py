@@ -32,10 +32,11 @@ from gateway.core.flows import within_share
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gateway.core.books import Books, Pool
+    from gateway.core.books import Books
     from gateway.core.flows import Entry, Flow
     from gateway.core.ledger import PoolLedger
     from gateway.core.model import Demand, PoolId, Ticket
+    from gateway.core.pools import Pool
 
 LOOK_AHEAD = 64
 """Requests of one flow considered in one step: its head, and those behind a head that must wait."""
@@ -139,7 +140,7 @@ def _in_time(books: Books, pool: Pool, demand: Demand, ticket: Ticket, now: floa
         return True
     if len(books.waiting) == 1 and not pool.ledger.holds:
         return True
-    return now + UNSURE * pool.first_token_s(demand, ticket.lead) <= ticket.deadline
+    return now + UNSURE * pool.first_token_s(demand, ticket.lead, now) <= ticket.deadline
 
 
 def _fenced(books: Books, now: float) -> Choice | None:

@@ -16,9 +16,9 @@ from gateway.core.model import Code, Demand, Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.core.books import Pool
     from gateway.core.lengths import Lengths
     from gateway.core.model import ClientRule, PoolId, PoolLimits, Ticket
+    from gateway.core.pools import Pool
     from gateway.core.quota import Spent
 
 

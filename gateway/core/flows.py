@@ -6,8 +6,10 @@ A *flow* is the line of one client. Three rules keep a runaway from being anybod
   per weight; among equals the one whose head has waited longest. Least occupancy first isolates
   latency better than a virtual-time counter (trial on Azure lengths, one client at 14 × its share:
   victims' p99 TTFT 1.61 s against 4.95 s for VTC, 1.35 s alone).
-- *Dynamic threshold* (Choudhury and Hahne, 1998). Beyond its weighted share a client may use at
-  most ALPHA × what then still is free, so that a newcomer finds room at once.
+- *Dynamic threshold* (Choudhury and Hahne, 1998). Beyond its weighted share a client may hold at
+  most ALPHA × what then still is free, so that a newcomer finds room at once. Both in what the pool is
+  planned to come to, as room is: in tokens in use now, a runaway whose answers all begin and end together
+  passed with small ones, and then nothing had room until they ended.
 - A client that holds nothing may always start, and a client that is alone may use everything.
 
 `max_held_tokens` is of all processes of the gate together, as far as they have heard of each other:
@@ -20,8 +22,7 @@ later; the least tag goes first, and with each start service comes further by wh
 conversations that wait. One agent's thirty sub-agents then do not stand before another agent of the
 same key. Requests that name no conversation are of one together: they go by arrival.
 
-Shares are per pool, in tokens that are really in use; the order looks at what a client holds
-anywhere. None of it looks at requests that were refused.
+Shares are per pool; the order looks at what a client holds anywhere. None of it looks at requests that were refused.
 """
 
 from __future__ import annotations
@@ -218,17 +219,24 @@ def _insert(line: deque[Entry], entry: Entry) -> None:
 def within_share(flow: Flow, demand: Demand, ledger: PoolLedger, active_weight: float) -> bool:
     """The dynamic threshold on one pool.
 
-    in use + need <= max(weight share of the pool, ALPHA * what stays unused), per client and pool,
-    and the same for running slots: which of the two is scarce depends on the box.
-    `active_weight` is the sum of the weights of all clients active on this pool, this one
+    planned + need <= max(weight share of the pool, ALPHA * what stays free), per client and pool,
+    and the same for running slots: which of the two is scarce depends on the box. Of what the pool is
+    planned to come to (its forecast, or all that is charged) a client has the part that it has of all
+    charges. `active_weight` is the sum of the weights of all clients active on this pool, this one
     included: who works elsewhere takes no share here.
     """
-    held = ledger.in_use.get(flow.rule.name, 0)
-    if held == 0:
+    charged = ledger.by_client.get(flow.rule.name, 0)
+    if charged == 0:
         return True
     part = flow.rule.weight / active_weight
-    stays_free = ledger.limit - ledger.used - demand.kv
-    if held + demand.kv > max(ledger.grants.kv_tokens * part, ALPHA * stays_free):
+
+    def within(planned: int) -> bool:
+        own = planned * charged / ledger.kv + demand.kv
+        stays_free = ledger.limit - planned - demand.kv
+        return own <= max(ledger.grants.kv_tokens * part, ALPHA * stays_free)
+
+    # Where there is room for all caps, nobody need look at the forecast.
+    if not (within(ledger.worst) or within(ledger.reserved)):
         return False
     slots = ledger.slots_of[flow.rule.name] + demand.slots
     slots_left = ledger.all_slots - ledger.slots - demand.slots

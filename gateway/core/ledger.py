@@ -110,10 +110,7 @@ class PoolLedger:
     uncached: int = 0  # ... of which likely have to be read: the rest is in the server's cache
     slots: int = 0
     by_client: dict[str, int] = field(default_factory=dict)  # KV tokens held per client
-    in_use: dict[str, int] = field(
-        default_factory=dict
-    )  # ... of which in use, or soon: the prompts
-    used: int = 0  # the sum of that
+    used: int = 0  # KV tokens in use, or soon: the prompts
     slots_of: Counter[str] = field(default_factory=Counter)  # running sequences per client
     mirror: Mirror = field(default_factory=Mirror)
     outlook: Outlook = field(default_factory=Outlook)
@@ -125,6 +122,9 @@ class PoolLedger:
     turn: int = 0  # whom `refresh` looks at next
     too_large: dict[Lengths, list[tuple[int, int, int]]] = field(default_factory=dict)
     """(prompt, cap, sequences) that did not fit as things are, by whose lengths: no larger one does."""
+    planned: int | None = (
+        None  # what the pool is forecast to come to, as things are; None: not looked
+    )
     last: tuple[Demand, Lengths, int, Term] | None = None  # see `term`
     plain: int = 0  # reservations made before forecasts were switched on: of them all is charged
     foreign: int = 0  # KV tokens in use that are not ours
@@ -178,7 +178,7 @@ class PoolLedger:
     def shared_with(self, tokens: int, slots: int) -> None:
         """So many tokens and sequences in this pool are not ours."""
         self.foreign, self.foreign_slots = max(tokens, 0), max(slots, 0)
-        self.too_large.clear()
+        self._changed()
 
     def resized(self, limits: PoolLimits) -> None:
         """The server (re)started, or policy changed."""
@@ -190,7 +190,7 @@ class PoolLedger:
     def bound_by(self, ceiling: Amount | None) -> None:
         """Grant no more than that in all. What is held finishes; who may wait is the limits' affair."""
         self.ceiling, self.grants = ceiling, bounded(self.limits, ceiling)
-        self.too_large.clear()
+        self._changed()
 
     def term(self, demand: Demand, lengths: Lengths) -> Term:
         """The forecast of a request that has not begun. A grant asks for it three times in one step
@@ -211,7 +211,7 @@ class PoolLedger:
             msg = f"{hold.demand} does not fit {self.pool}: {self.kv} of {self.limit} held"
             raise LedgerError(msg)
         demand = hold.demand
-        self.too_large.clear()
+        self._changed()
         self.holds[ident] = hold
         self.kv += demand.kv
         self.worst += demand.worst or demand.kv
@@ -220,7 +220,7 @@ class PoolLedger:
         self.slots += demand.slots
         self.by_client[hold.client] = self.by_client.get(hold.client, 0) + demand.kv
         self.slots_of[hold.client] += demand.slots
-        self._use(hold.client, hold.occupied)
+        self.used += hold.occupied
         if hold.lengths is None:
             self.plain += 1
         else:
@@ -235,7 +235,7 @@ class PoolLedger:
         hold = self.holds[ident]
         if not hold.prefilling:
             return False
-        self.too_large.clear()
+        self._changed()
         hold.prefilling = False
         hold.decoding_since = now
         self.prefill = less(self.prefill, hold.demand.prefill, "prefill", self.pool)
@@ -254,7 +254,7 @@ class PoolLedger:
         hold.generated = generated
         if hold.lengths is None:
             return
-        self._use(hold.client, generated - before)
+        self.used += generated - before
         if not hold.prefilling:
             self.mirror.grew(generated - before, growth - hold.growth)
 
@@ -275,7 +275,7 @@ class PoolLedger:
             msg = f"{ident} holds nothing on {self.pool}"
             raise LedgerError(msg)
         self.follow(ident, hold)
-        self.too_large.clear()
+        self._changed()
         demand = hold.demand
         if hold.prefilling:
             self.prefill = less(self.prefill, demand.prefill, "prefill", self.pool)
@@ -291,7 +291,7 @@ class PoolLedger:
         self.slots_of[hold.client] -= demand.slots
         if not self.slots_of[hold.client]:
             del self.slots_of[hold.client]
-        self._use(hold.client, -hold.occupied)
+        self.used -= hold.occupied
         if hold.lengths is None:
             self.plain = less(self.plain, 1, "plain holds", self.pool)
         else:
@@ -323,7 +323,7 @@ class PoolLedger:
         if self.mirror.occupied > FULL * self.grants.kv_tokens:
             self.confidence.alarm(now)
         self.z = self.confidence.z(now)
-        self.too_large.clear()
+        self._changed()
 
     def views(self) -> tuple[LedgerView, LedgerView, LedgerView]:
         """KV, prefill and slots for people. What is not ours counts as reserved."""
@@ -340,16 +340,14 @@ class PoolLedger:
         """KV tokens spoken for: all that was charged, or what the pool is forecast to come to."""
         if self.plain or not self.outlook:
             return self.kv
-        return min(self.worst, max(self.used, math.ceil(self.outlook.peak(self.z))))
+        if self.planned is None:
+            self.planned = min(self.worst, max(self.used, math.ceil(self.outlook.peak(self.z))))
+        return self.planned
 
-    def _use(self, client: str, tokens: int) -> None:
-        """A client uses so many KV tokens more, or fewer."""
-        self.used += tokens
-        left = self.in_use.get(client, 0) + tokens
-        if left:
-            self.in_use[client] = left
-        else:
-            self.in_use.pop(client, None)
+    def _changed(self) -> None:
+        """What was worked out for things as they were holds no more."""
+        self.too_large.clear()
+        self.planned = None
 
     def _has_slots(self, slots: int) -> bool:
         if self.slots + slots <= self.all_slots:

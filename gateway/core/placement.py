@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.core.books import Pool
     from gateway.core.model import Demand, Lead
+    from gateway.core.pools import Pool
 
 PRESSURE_S = 10.0
 """Seconds that a full pool counts for; measured, see above."""
@@ -41,7 +41,7 @@ def pick(lead: Lead, feasible: Sequence[Option], now: float) -> Option | None:
     if len(feasible) < 2:  # noqa: PLR2004 - nothing to compare
         return feasible[0] if feasible else None
     known = [
-        pool.first_token_s(demand, lead) if pool.ttft.tested(now) else None
+        pool.first_token_s(demand, lead, now) if pool.ttft.tested(now) else None
         for pool, demand in feasible
     ]
     fastest = min((seconds for seconds in known if seconds is not None), default=0.0)

@@ -14,8 +14,9 @@ from gateway.core.choice import held_back
 from gateway.core.quarantine import TRIAL
 
 if TYPE_CHECKING:
-    from gateway.core.books import Books, Pool
+    from gateway.core.books import Books
     from gateway.core.flows import Entry
+    from gateway.core.pools import Pool
 
 
 def waits_for(books: Books, entry: Entry, now: float) -> str:

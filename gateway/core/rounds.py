@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gateway.core.pace import WINDOW_S
 
 if TYPE_CHECKING:
-    from gateway.core.books import Pool
+    from gateway.core.pools import Pool
 
 LOOK_S = 0.25
 """While something waits, forecasts are looked at again this often: a stream gives ten tokens

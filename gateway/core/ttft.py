@@ -1,10 +1,18 @@
 """When the first token will come, once a request is sent.
 
-Theory. TTFT = a step in progress + what is in prefill before it + its own prompt, whose attention
-grows with the square + what decodes between. What the server has in its cache (see `prefix`) is not
+Theory. The engine reads prompts in order of arrival, before it decodes on. So
+
+    TTFT = rest of the decode step in progress           where only decoding goes on
+         + what is left of the prompts being read        where some are
+         + its own prompt, whose attention grows with the square.
+
+The middle term is known in seconds: when the first token of the request sent last is due was predicted
+when it was sent. Before it was counted in tokens, all of them until the first token came, and a prompt nine
+tenths read counted whole. The first term is known where streams are heard: each step sends each of them a token, so
+that a step's time less what has passed since is left; where nothing was heard for so long, half of one. What the server has in its cache (see `prefix`) is not
 read again, but looked at. So it is nearly linear in
 
-    1, tokens to read before it, tokens of its own to read, these times its prompt, streams that decode,
+    1, seconds until the others are read, tokens of its own to read, these times its prompt, rest of the step,
 
 with coefficients that differ by machine: found by recursive least squares with forgetting (Ljung
 1999), each sample weighted by 1/TTFT^2 so that the error is relative. The bound is the 95th
@@ -23,7 +31,10 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
-FORGET = 0.98  # the last 50 requests, ten for each coefficient: a changed machine is soon noticed
+FORGET = 0.99
+"""The last 100 requests, twenty for each coefficient. The last 50 predict a tenth worse in the laboratory; a
+machine that changed is noticed by itself (IN_A_ROW)."""
+
 WINDOW = 200
 LEVEL = 0.95
 LEAST_SAMPLES = 20  # a 95th percentile of fewer is their maximum
@@ -57,7 +68,7 @@ class TtftModel:
     def __init__(self, prefill_rate: float) -> None:
         """`prefill_rate`, tokens per second, stands in until something was measured."""
         per_k = 1000.0 / prefill_rate
-        self._weights = [0.05, per_k, per_k, 0.0, 0.0]
+        self._weights = [0.05, 1.0, per_k, 0.0, 1.0]
         self._cov = _unknown(len(self._weights))
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
@@ -69,10 +80,11 @@ class TtftModel:
         """Whether predictions rest on samples, and on recent ones."""
         return self._samples >= TESTED and now - self._tested_at <= TESTED_S
 
-    def predict(self, left: int, prompt: int, backlog: int, streams: int) -> Prediction:
-        """For `left` of `prompt` tokens to be read after `backlog` of others, while `streams` decode."""
+    def predict(self, left: int, prompt: int, wait_s: float, rest_s: float) -> Prediction:
+        """For `left` of `prompt` tokens to be read, others' for `wait_s` before, or after a step that
+        goes on for `rest_s`."""
         k = left / 1000.0
-        features = (1.0, backlog / 1000.0, k, k * prompt / 100_000.0, streams / 10.0)
+        features = (1.0, wait_s, k, k * prompt / 100_000.0, rest_s)
         likely = sum(w * x for w, x in zip(self._weights, features, strict=True))
         likely = max(likely, LEAST_S)
         return Prediction(likely, likely * self._factor(), features)

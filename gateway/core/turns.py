@@ -163,6 +163,7 @@ class Turns:
         if hold is not None:
             if learn:
                 hold.finished()
+                self.books.pools[pool].heard = now
             if why in USED and (learn or hold.seen or why is not Release.ENDED):
                 # What failed before its first token took nothing from anybody.
                 self.meters.charge(client, hold.prompt + hold.seen, now)

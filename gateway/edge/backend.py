@@ -24,6 +24,7 @@ from gateway.upstream.watch import Life
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gateway.core.books import Books
     from gateway.core.model import PoolId, RequestId
     from gateway.edge.elsewhere import Elsewhere
     from gateway.policy.schema import Backend as BackendPolicy
@@ -140,6 +141,13 @@ class Backend:
         """The same for a request to one of its ranks: the body of messages has no field for it."""
         ranks = [("x-data-parallel-rank", str(rank))] if len(self.pools) > 1 else []
         return [*self.headers, *ranks]
+
+    def offers(self, books: Books) -> tuple[PoolId, ...]:
+        """Its pools, for a request that may be sent at once: how far its server is in a step is told to
+        the books. Of several ranks nobody here knows which of them was heard."""
+        if len(self.pools) == 1 and self.watch is not None:
+            books.heard(self.pools[0], self.watch.heard_at)
+        return self.pools
 
     @property
     def loads(self) -> LoadsFacts | None:

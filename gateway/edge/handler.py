@@ -236,7 +236,7 @@ class DataPlane:
             counted,
             body=body,
             size=size,
-            pools=(pool for backend in backends for pool in backend.pools),
+            pools=(pool for each in backends for pool in each.offers(self._gate.core.books)),
             headers=headers,
             session=trip.record.session,
             arrived=trip.began,

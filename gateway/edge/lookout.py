@@ -22,10 +22,11 @@ from gateway.upstream.life import Life
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gateway.core.books import Books, Pool
+    from gateway.core.books import Books
     from gateway.core.flows import Entry, Flow
     from gateway.core.ledger import Hold, PoolLedger
     from gateway.core.model import PoolId, RequestId
+    from gateway.core.pools import Pool
     from gateway.edge.backends import Backend, Fleet
     from gateway.edge.reaper import Reaper
     from gateway.gate import Gate

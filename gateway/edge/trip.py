@@ -162,6 +162,9 @@ class Trip:
         elif grant.clamped_from is not None:
             record.cap_source = "clamped"
         record.queue_ms = grant.queued_s * 1000
+        if grant.ttft_s is not None and grant.ttft_high_s is not None:
+            record.ttft_expected_ms = grant.ttft_s * 1000
+            record.ttft_bound_ms = grant.ttft_high_s * 1000
         return rid
 
     def first_output(self, now: float) -> None:

@@ -124,6 +124,9 @@ class CoreGate:
             lead=NO_LEAD if self._without == "affinity" else self._lead(arrival),
         )
         out = self._news(now)
+        for pool, engine in zip(self._pools, self._engines(), strict=True):
+            # Each step sends each stream a token.
+            self._admission.books.heard(pool, engine.counters.stepped)
         return out + self._decisions(self._admission.submit(ticket, now))
 
     def _lead(self, arrival: Arrival) -> Lead:

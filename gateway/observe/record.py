@@ -90,6 +90,8 @@ class Record:
     door_ms: float | None = None  # from arrival until it was read and counted
     queue_ms: float | None = None  # None: it never waited
     ttft_ms: float | None = None  # from arrival to the first byte of the answer
+    ttft_expected_ms: float | None = None  # from sending it, as predicted when it was sent
+    ttft_bound_ms: float | None = None  # what 95 % of such predictions stay below
     tpot_ms: float | None = None  # mean time per output token after the first
     e2e_ms: float | None = None
 

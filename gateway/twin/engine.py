@@ -56,8 +56,7 @@ class Engine:
         self.ratio = NewTokenRatio(profile.conservativeness)
         self.counters = Counters()
         self.dead: str | None = None
-        self.snapshot = Snapshot(at=0.0, capacity=self.pool.capacity)
-        self.gauges = self.snapshot
+        self.snapshot = self.gauges = Snapshot(at=0.0, capacity=self.pool.capacity)
         self._inbox: deque[Job] = deque()
         self._aborts: list[str] = []
         self._waiting: list[Job] = []
@@ -356,6 +355,7 @@ class Engine:
 
     def _decoded(self, steps: int, now: float) -> None:
         """`steps` decode steps are done; the KV of the first was taken when it began."""
+        self.counters.stepped = now
         if not self._decoding:
             return
         counters, batch = self.counters, self._batch

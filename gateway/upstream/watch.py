@@ -144,6 +144,11 @@ class Watch:
         if self._stalled:
             self._moves()
 
+    @property
+    def heard_at(self) -> float:
+        """When the last byte of a real answer came; minus infinity before the first."""
+        return self._bytes_at
+
     def suspect(self, reason: str) -> None:
         """A real request failed in a way that a dead server explains: reset, refused, cut short.
 

@@ -108,6 +108,28 @@ def test_the_victims_of_a_runaway_do_not_wait() -> None:
     assert all(name.startswith("r") for name in desk.refused)
 
 
+def test_answers_that_have_just_begun_count_with_what_they_come_to() -> None:
+    """A flood of small prompts and long answers, all begun together. By what they use now it would pass
+    with all of them; then nothing has room until they end, together."""
+    desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=20_000, forecast=True))
+    for i in range(40):  # they are known for answers of 900 tokens
+        desk.ask(f"known{i}", 100, 1_000, client="runaway")
+        desk.first_token(f"known{i}")
+        desk.core.true_up(rid(f"known{i}"), 900)
+        desk.finish(f"known{i}")
+    desk.ask("quiet", 100, 1_000, client="quiet")
+    for i in range(40):
+        desk.ask(f"r{i}", 100, 1_000, client="runaway")
+        desk.wait(0.01)
+        if f"r{i}" in desk.running:
+            desk.first_token(f"r{i}")
+    ledger = desk.core.books.pools[GPU0].ledger
+    assert 0.45 * ledger.limit < ledger.reserved < 0.8 * ledger.limit
+    for i in range(4):
+        desk.ask(f"new{i}", 100, 1_000, client=f"new{i}")
+        assert f"new{i}" in desk.running
+
+
 def test_least_occupancy_first_then_longest_waiting() -> None:
     desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=1_000))
     desk.ask("a0", 98, 1, client="a")

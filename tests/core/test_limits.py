@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from statistics import median
-
 import pytest
 
 from gateway.core import envelope, pace
 from gateway.core.envelope import Envelope
 from gateway.core.model import ClientRule, Code, PoolLimits, QueueRule
 from gateway.core.pace import Pace
-from gateway.core.ttft import TtftModel
 from tests.core.desk import GPU0, Desk, rid
 
 LONG = QueueRule(max_requests=10_000, max_wait_s=1e9)
@@ -135,72 +131,6 @@ def test_strangers_in_the_pool_take_room_until_they_are_gone() -> None:
     assert desk.waiting == ["big", "fourth"], "three of four slots are theirs"
     desk.take(desk.core.foreign(GPU0, 0, 0, desk.now))
     assert desk.waiting == []
-
-
-# ---- TTFT ----------------------------------------------------------------------------------------
-
-
-def test_the_first_token_is_predicted_within_a_few_percent() -> None:
-    draw, model = random.Random(3), TtftModel(1_000.0)
-    errors, covered = [], 0
-    for number in range(1_000):
-        prompt, backlog = draw.randrange(50, 20_000), draw.choice([0, 0, draw.randrange(4_000)])
-        streams = draw.randrange(40)
-        true = 0.05 + (prompt + backlog) / 6_000 + (prompt / 1_000) ** 2 / 400 + streams / 1_000
-        took = true * draw.lognormvariate(0, 0.05)
-        guess = model.predict(prompt, prompt, backlog, streams)
-        if number >= 200:
-            errors.append(abs(guess.likely / took - 1))
-            covered += took <= guess.high
-        model.learn(guess, took, number)
-    assert sum(errors) / len(errors) < 0.08
-    assert 0.92 <= covered / len(errors) <= 0.98
-
-
-def test_a_slower_machine_is_noticed() -> None:
-    model = TtftModel(1_000.0)
-    for factor in (1.0, 3.0):
-        for number in range(400):
-            prompt = 100 + 37 * number % 5_000
-            guess = model.predict(prompt, prompt, 0, 0)
-            model.learn(guess, factor * (0.1 + prompt / 5_000), number)
-    assert model.predict(2_000, 2_000, 0, 0).likely == pytest.approx(1.5, rel=0.1)
-
-
-@pytest.mark.parametrize("slower", [3.0, 10.0, 100.0])
-def test_a_machine_that_became_much_slower_is_learned_in_a_dozen_first_tokens(
-    slower: float,
-) -> None:
-    draw, model = random.Random(1), TtftModel(2_000.0)
-    ratios = []
-    for number in range(230):
-        left, backlog = draw.randrange(200, 8_000), draw.choice([0, 0, 0, draw.randrange(8_000)])
-        streams = draw.randrange(20)
-        took = (0.05 + (left + backlog) / 4_000 + streams / 500) * draw.lognormvariate(0, 0.2)
-        took *= slower if number >= 200 else 1.0
-        guess = model.predict(left, left, backlog, streams)
-        model.learn(guess, took, number)
-        ratios.append(guess.likely / took)
-    assert median(ratios[180:200]) == pytest.approx(1.0, rel=0.2)
-    assert median(ratios[200:206]) == pytest.approx(1 / slower, rel=0.5)
-    assert median(ratios[212:]) == pytest.approx(1.0, rel=0.2)
-
-
-def test_one_late_first_token_among_others_changes_next_to_nothing() -> None:
-    model = TtftModel(1_000.0)
-    for number in range(200):
-        prompt = 100 + 37 * number % 5_000
-        took = (0.1 + prompt / 5_000) * (40.0 if number % 25 == 24 else 1.0)
-        model.learn(model.predict(prompt, prompt, 0, 0), took, number)
-    assert model.predict(2_000, 2_000, 0, 0).likely == pytest.approx(0.5, rel=0.1)
-
-
-def test_requests_of_one_size_for_days_do_not_blow_the_model_up() -> None:
-    model = TtftModel(1_000.0)
-    for _ in range(20_000):
-        model.learn(model.predict(1_000, 1_000, 0, 1), 0.2, 0.0)
-    assert model.predict(1_000, 1_000, 0, 1).likely == pytest.approx(0.2, rel=0.01)
-    assert 0 < model.predict(4_000, 4_000, 2_000, 8).likely < 60
 
 
 # ---- deadlines and kept places -------------------------------------------------------------------

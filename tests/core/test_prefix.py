@@ -285,7 +285,7 @@ def test_a_fence_for_what_has_become_late_is_lifted() -> None:
         desk.finish(f"small{number}")
     desk.ask("behind", 100, 900)
     assert pool.fence == "large"
-    takes = pool.first_token_s(desk.core.books.entry("large").demands[GPU0], ())
+    takes = pool.first_token_s(desk.core.books.entry("large").demands[GPU0], (), desk.now)
     desk.wait(began + 20.0 - 1.4 * takes - desk.now)
     assert "behind" not in desk.running, "the fence holds"
     desk.wait(0.25 * takes)  # 1.3 times is needed to be sure; it has not ended yet

@@ -95,3 +95,21 @@ def test_a_ticket_carries_what_the_core_decides_by() -> None:
     assert (made.ask.prompts, made.ask.n, made.ask.cap) == ((5, 7), 2, 30)
     assert made.ask.images
     assert (made.kind, made.deadline, made.body_bytes, made.streamed) == ("tools", 5.0, 99, True)
+
+
+async def test_each_piece_of_a_stream_tells_how_far_its_server_is_in_a_step(tmp_path) -> None:
+    """Who comes next is told when its first token will come, from when the server was last heard."""
+    async with running(tmp_path, FORECAST) as rig:
+        backend = next(iter(rig.app.fleet.backends.values()))
+        assert (await rig.post(TEXT, {"prompt": [1] * 100, "max_tokens": 5})).status == 200
+        heard = backend.watch.heard_at
+        assert heard > 0
+        place = rig.app.gate.core.books.pools[backend.pools[0]]
+        place.heard = 0.0
+        assert backend.offers(rig.app.gate.core.books) == backend.pools
+        assert place.heard == heard
+        backend.pools = (*backend.pools, backend.pools[0]._replace(rank=1))
+        place.heard = 0.0
+        backend.offers(rig.app.gate.core.books)
+        assert place.heard == 0.0, "of two ranks nobody knows which it was"
+        backend.pools = backend.pools[:1]

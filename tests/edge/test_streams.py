@@ -53,6 +53,7 @@ async def test_a_stream_is_the_servers_own_byte_for_byte_less_the_usage_we_asked
     assert record["output_tokens"] == 5 * sequences
     assert record["usage_prompt_tokens"] == record["prompt_tokens"]
     assert record["ttft_ms"] is not None
+    assert 0 < record["ttft_expected_ms"] <= record["ttft_bound_ms"], "beside what was expected"
 
 
 @pytest.mark.parametrize("stream", [False, True])

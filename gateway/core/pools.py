@@ -1,0 +1,87 @@
+"""A pool: its ledger, whether work may start there, and where its server is in what it was sent.
+
+Whatever a server sends comes with the end of one of its steps. From when that was, and from what was sent
+to it, `predict` says what a request sent now would wait for (see `ttft`); its first token lets that learn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gateway.core.prefix import Prefixes
+from gateway.core.ttft import TtftModel
+
+if TYPE_CHECKING:
+    from gateway.core.ledger import Hold, PoolLedger
+    from gateway.core.model import Demand, Lead, RequestId
+    from gateway.core.ttft import Prediction
+
+PREFILL_RATE = 1_000.0
+"""Prompt tokens per second assumed until one was measured: the low end of a 24 GB card with a
+27B model. Used only where the first token cannot be seen (answers that are not streamed)."""
+
+LEARN = 0.2
+"""Weight of the newest prefill-rate sample: five samples forget a cold start."""
+
+
+@dataclass(slots=True)
+class Pool:
+    """A pool's ledger and whether work may start there."""
+
+    ledger: PoolLedger
+    open: bool = False
+    paused_until: float = 0.0
+    fence: RequestId | None = None
+    prefill_rate: float = PREFILL_RATE
+    ttft: TtftModel = field(default_factory=lambda: TtftModel(PREFILL_RATE))
+    prefixes: Prefixes = field(default_factory=Prefixes)
+    grants: int = 0  # since a forecast was last watched
+    pacing: bool = False  # a PACE timer is set
+    looked: float = 0.0  # when the last window of pace began
+    started: int = 0  # requests, so far
+    until: float = math.inf  # how long the ceiling holds; after that nothing is granted
+    read_by: float = 0.0  # when all prompts sent so far were predicted to be read
+    heard: float = -math.inf  # when the server was last heard: a step of its ended
+
+    def reading(self, demand: Demand, lead: Lead) -> tuple[int, int]:
+        """Of a request's prompt tokens: (what its server may have in its cache, what it likely reads)."""
+        hoped = min(self.prefixes.known(lead), demand.prefill)
+        likely = int(hoped * self.prefixes.trust)
+        return hoped, max(demand.prefill - likely, min(demand.prefill, 1))
+
+    def predict(self, demand: Demand, left: int, now: float) -> Prediction:
+        """When the first token would come of a request sent now that has `left` tokens to be read."""
+        if self.ledger.uncached:
+            wait, rest = max(0.0, self.read_by - now), 0.0
+        else:
+            wait, rest = 0.0, self._rest(now) if self.ledger.holds else 0.0
+        return self.ttft.predict(left, demand.prefill, wait, rest)
+
+    def reads(self, demand: Demand, left: int, now: float) -> Prediction:
+        """The same, and it is sent: what comes after it waits until it is read."""
+        told = self.predict(demand, left, now)
+        self.read_by = max(self.read_by, now + told.likely)
+        return told
+
+    def has_read(self, hold: Hold, now: float) -> None:
+        """The first token of a request came: learn from it."""
+        self.heard = now
+        took = max(now - hold.since, 1e-3)
+        self.prefill_rate += LEARN * (hold.uncached / took - self.prefill_rate)
+        if hold.prediction is not None:
+            self.ttft.learn(hold.prediction, took, now)
+
+    def first_token_s(self, demand: Demand, lead: Lead, now: float) -> float:
+        """The same in seconds, as is likely."""
+        return self.predict(demand, self.reading(demand, lead)[1], now).likely
+
+    def alone_s(self, demand: Demand, lead: Lead) -> float:
+        """The same for one that has the server for itself."""
+        return self.ttft.predict(self.reading(demand, lead)[1], demand.prefill, 0.0, 0.0).likely
+
+    def _rest(self, now: float) -> float:
+        """Seconds that the decode step in progress likely goes on."""
+        step, since = 1.0 / self.ledger.pace.tokens_per_s, now - self.heard
+        return step - since if since < step else step / 2.0

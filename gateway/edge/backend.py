@@ -160,7 +160,7 @@ class Backend:
 
     def serves(self, model: str | None) -> bool:
         """Whether it may be asked for `model`. A server of unknown names takes any, as SGLang does."""
-        return model is None or self.facts is None or model in self.facts.models
+        return model is None or self.facts is None or model in self.facts.names
 
     @property
     def sequences(self) -> int:

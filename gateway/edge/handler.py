@@ -214,7 +214,9 @@ class DataPlane:
         """Read and count a body. Raises Invalid, Known, and Shed: refused before the gate."""
         intent = allowed.intent(dialect, body, self._policy.limits)
         body = intent.put(body)
-        backends = models.able(dialect, self._fleet.for_model(intent.model), trip.request.path)
+        backends = models.able(
+            dialect, models.serving(self._fleet, intent.model), trip.request.path
+        )
         trip.asks(intent, rule.name, [backend.facts for backend in backends])
         backends = self._deaths.failures.welcome(rule.name, backends)
         self._not_quarantined(partial(self._deaths.marks.of, trip.record.dialect, body))
@@ -359,7 +361,7 @@ class DataPlane:
 
     async def _counted(self, intent: Intent, body: Body, size: int, client: str) -> Counted:
         """The count for a client that asked for nothing else."""
-        backends = self._fleet.for_model(intent.model)
+        backends = models.serving(self._fleet, intent.model)
         await self._fleet.settled(backends)  # who is away all the same, the count tells
         return await counting.count(backends, intent.kind, body, size, client)
 

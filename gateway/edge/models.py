@@ -84,7 +84,7 @@ def _served(ready: list[Backend]) -> dict[str, int]:
     models: dict[str, int] = {}
     for backend in ready:
         if backend.facts is not None:
-            for model in backend.facts.models:
+            for model in backend.facts.names:
                 models[model] = max(models.get(model, 0), backend.facts.context)
     return models
 
@@ -105,6 +105,16 @@ def nobody(backends: Iterable[Backend]) -> Refusal:
     return Refusal(
         Code.NO_BACKEND, "no server is ready: " + ", ".join(words), retry_after_s=RESTART_S
     )
+
+
+def serving(fleet: Fleet, model: str | None) -> list[Backend]:
+    """Servers that may run a request for `model`. Raises Invalid for an adapter that none of them lists:
+    what is behind the colon of a name selects one in the engine."""
+    found = fleet.for_model(model)
+    if model is not None and ":" in model and not any(one.serves(model) for one in found):
+        msg = "no server here lists this model with such an adapter; GET /v1/models lists those there are"
+        raise Invalid(msg, "model")
+    return found
 
 
 def able(dialect: Dialect, backends: list[Backend], path: str) -> list[Backend]:

@@ -107,7 +107,7 @@ class Trip:
     def asks(self, intent: Intent, client: str, facts: Iterable[ServerFacts | None]) -> None:
         """What the body wants."""
         self.instead = intent.instead
-        served = {model for one in facts if one is not None for model in one.models}
+        served = {model for one in facts if one is not None for model in one.names}
         record = self.record
         record.client = client
         record.model = served_or_other(intent.model, served)

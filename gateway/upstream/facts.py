@@ -73,6 +73,12 @@ class ServerFacts:
     warnings: tuple[str, ...]  # what an operator should know, in plain words
     tool_parser: str = ""  # its --tool-call-parser, which may decide how chats are written
     thinks_apart: bool = False  # with one that tells thoughts from the answer
+    adapters: tuple[str, ...] = ()  # LoRA, as they are asked for: `model:adapter`
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that may be asked for."""
+        return self.models + self.adapters
 
 
 def parse_server(info: object, models: object = None, model_info: object = None) -> ServerFacts:
@@ -84,7 +90,8 @@ def parse_server(info: object, models: object = None, model_info: object = None)
     args, model = as_dict(info), as_dict(model_info)
     states = [as_dict(state) for state in as_list(args.get("internal_states"))]
     pool = _pool(args, states)
-    names, context = _served(args, as_list(as_dict(models).get("data")))
+    rows = as_list(as_dict(models).get("data"))
+    names, context = _served(args, rows)
     max_input = as_int(args.get("max_req_input_len"), at_least=1)
     if context is None:
         context = (max_input or pool) + MAX_REQ_LEN_ABOVE_INPUT + 1
@@ -98,6 +105,7 @@ def parse_server(info: object, models: object = None, model_info: object = None)
         version=version,
         version_text=version_text,
         models=names,
+        adapters=_adapters(rows),
         model_path=model_path,
         tokenizer_path=tokenizer or model_path,
         model_type=as_text(model.get("model_type")),
@@ -156,6 +164,16 @@ def _served(args: JsonDict, rows: list[object]) -> tuple[tuple[str, ...], int | 
     contexts = [as_int(row.get("max_model_len"), at_least=1) for row in base]
     contexts.append(as_int(args.get("context_length"), at_least=1))
     return names, next((context for context in contexts if context is not None), None)
+
+
+def _adapters(rows: list[object]) -> tuple[str, ...]:
+    """LoRA adapters by the names they are asked for (0.5.6-0.5.23): the one they are listed by, alone, is
+    answered by the model without them."""
+    return tuple(
+        f"{parent}:{name}"
+        for row in map(as_dict, rows)
+        if (parent := as_text(row.get("parent"))) and (name := as_text(row.get("id")))
+    )
 
 
 def _ranks(args: JsonDict, states: list[JsonDict]) -> int:

@@ -141,6 +141,43 @@ async def test_one_model_is_told_by_the_rules_of_the_list(start) -> None:
         assert rig.engine.seen == []
 
 
+async def test_an_adapter_that_a_server_lists_is_a_model(start) -> None:
+    """Asked for as SGLang wants it, `model:adapter`; by its own name alone the engine answers without it."""
+    policy = {
+        "models": {"poet": "tiny:poems"},
+        "clients": [keyed("a", models=["tiny:poems"]), keyed("b", models=["tiny"]), keyed("c")],
+    }
+    async with FakeSGLang(model="large") as other:
+        policy["more"] = [{"url": other.url, "name": "gpu1"}]
+        async with start(policy, adapters=("poems", "sql")) as rig:
+            await rig.until(lambda: all(backend.ready for backend in rig.app.fleet))
+            url = rig.app.listen_url + "/v1/models"
+            async with rig.http.get(url, headers=key("c")) as answer:
+                listed = {one["id"]: one["max_model_len"] for one in (await answer.json())["data"]}
+            assert listed == {
+                "tiny": 8192, "tiny:poems": 8192, "tiny:sql": 8192, "large": 8192, "poet": 8192,
+            }  # fmt: skip
+            for model, client, status in (
+                ("tiny:poems", "a", 200),
+                ("poet", "a", 200),
+                ("tiny:sql", "a", 403),
+                ("tiny:poems", "b", 403),
+                ("tiny:sql", "c", 200),
+                ("tiny:other", "c", 400),
+                ("large:sql", "c", 400),
+                (":", "c", 400),
+            ):
+                got = await rig.post(CHAT, chat(model=model), headers=key(client))
+                assert got.status == status, (model, client)
+                if status == 400:
+                    assert (got.code, got.error["param"]) == ("invalid_request", "model")
+            asked = [seen.body["model"] for seen in rig.engine.seen]
+            assert asked == ["tiny:poems", "tiny:poems", "tiny:sql"]
+            assert not other.seen, "it has no adapters"
+            served = {record["model"] for record in rig.records if record["outcome"] == "completed"}
+            assert served == {"tiny:poems", "tiny:sql"}
+
+
 async def test_one_model_is_asked_of_no_server_that_is_not_ready(start) -> None:
     async with start() as rig:
         await rig.engine.die()

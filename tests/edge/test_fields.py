@@ -234,7 +234,6 @@ async def test_fields_no_client_may_set_are_removed_and_the_rest_passes(rig, pat
         ("positional_embed_overrides", {"a": 1}),
         ("regex", ""),
         ("ebnf", ""),
-        ("model", "tiny:adapter"),
         ("chat_template_kwargs", {"chat_template": "{{ x }}"}),
     ],
 )

@@ -33,6 +33,7 @@ class Profile:
     api_key: str | None = None
     admin_api_key: str | None = None
     enable_metrics: bool = True
+    adapters: tuple[str, ...] = ()  # --lora-paths
     warm_up: int = 2  # prompt tokens before it says it is ready; 0: --skip-server-warmup
     random_seed: int | None = None  # None: drawn at each start, as the engine does
 
@@ -140,20 +141,21 @@ def model_info(profile: Profile) -> dict[str, Any]:
 
 def models(profile: Profile) -> dict[str, Any]:
     """/v1/models. `created` is the time of the request, not of the start."""
-    return {
-        "object": "list",
-        "data": [
-            {
-                "id": profile.model,
-                "object": "model",
-                "created": int(time.time()),
-                "owned_by": "sglang",
-                "root": profile.model,
-                "parent": None,
-                "max_model_len": profile.context,
-            }
-        ],
-    }
+
+    def card(name: str, root: str, parent: str | None, context: int | None) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "sglang",
+            "root": root,
+            "parent": parent,
+            "max_model_len": context,
+        }
+
+    cards = [card(profile.model, profile.model, None, profile.context)]
+    cards += [card(name, f"/adapters/{name}", profile.model, None) for name in profile.adapters]
+    return {"object": "list", "data": cards}
 
 
 def loads(profile: Profile, ranks: list[RankUse], taken: float | None = None) -> dict[str, Any]:

@@ -61,9 +61,9 @@ STRIPPED: Final = (
 REFUSED: Final = {
     "session_params": "server-side sessions hold KV memory that no ledger sees",
     "custom_logit_processor": "it runs code in the engine",
-    "lora_path": "choosing adapters is not allowed here",
+    "lora_path": "an adapter is named in model, as in `model:adapter`",
     "beam_width": "each beam of a search holds memory that was not counted",
-    "lora_id": "choosing adapters is not allowed here",
+    "lora_id": "an adapter is named in model, as in `model:adapter`",
     "positional_embed_overrides": "prompts as embeddings can not be counted",
     "input_embeds": "prompts as embeddings can not be counted",
 }
@@ -104,10 +104,6 @@ def check(body: Body) -> None:
     if isinstance(kwargs, dict) and (taken := sorted(TAKEN & kwargs.keys())):
         msg = f"chat_template_kwargs.{taken[0]} is set by SGLang itself"
         raise Invalid(msg, "chat_template_kwargs")
-    model = body.get("model")
-    if isinstance(model, str) and ":" in model:
-        msg = "a model name with ':' selects an adapter, which is not allowed here"
-        raise Invalid(msg, "model")
     whole(body.get("min_tokens"), "min_tokens")
 
 

@@ -46,6 +46,8 @@ NO_ROOM_TO_TELL = frozenset({Code.DRAINING, Code.NO_BACKEND})
 """Refusals that room, places in line and the drain rate say nothing of: another gate, or another
 start of a server, will answer."""
 
+GOING_DOWN = "the gate is shutting down"
+
 NOBODY = RequestId("")
 """The request of a timer that is about none."""
 
@@ -176,10 +178,11 @@ class Turns:
         new: bool = False,
     ) -> None:
         entry = self.books.entry(ident)
-        eta = None if code in NO_ROOM_TO_TELL else self._eta(entry, now)
+        known = bool(entry.demands)  # else it waited for no pool: of what it lacks nothing is known
+        eta = self._eta(entry, now) if known and code not in NO_ROOM_TO_TELL else None
         self.books.dequeue(ident)
         refusal = self._refusal(code, message, entry.need, eta)
-        if code in COMES_BACK and refusal.retry_after_s is not None:
+        if known and code in COMES_BACK and refusal.retry_after_s is not None:
             self._recall.keep(entry, now, refusal.retry_after_s)
         out.append(Refused(ident, refusal, None if new else now - entry.since))
 

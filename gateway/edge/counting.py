@@ -19,11 +19,10 @@ from gateway.gate import Shed
 from gateway.tokens import CountRefused, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from gateway.edge.backend import Backend
     from gateway.edge.callers import Callers
     from gateway.edge.dialects import Body
+    from gateway.edge.lobby import Lobby
     from gateway.policy.schema import Policy
     from gateway.tokens import Counted
 
@@ -55,14 +54,16 @@ async def answer(
     request: web.BaseRequest,
     callers: Callers,
     policy: Policy,
-    counted: Callable[[Intent, Body, int], Awaitable[Counted]],
+    lobby: Lobby,
 ) -> web.StreamResponse:
     """The number of tokens. Raises nothing but cancellation."""
     try:
         rule = callers.who(request)
         data = await bodies.read(request, policy.limits.body_bytes, policy.limits.body_s)
         body = callers.named(rule.name, bodies.parse(data))
-        found = await counted(_intent(body), body, len(data))
+        intent = _intent(body)
+        backends = await lobby.for_model(intent.model, rule, len(data))
+        found = await count(backends, intent.kind, body, len(data))
         told = {"input_tokens": found.total}
         return web.json_response(told, headers={METHOD: found.method.value})
     except (Invalid, bodies.Unread, Shed) as error:

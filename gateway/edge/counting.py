@@ -67,9 +67,9 @@ async def answer(
         told = {"input_tokens": found.total}
         return web.json_response(told, headers={METHOD: found.method.value})
     except (Invalid, bodies.Unread, Shed) as error:
-        return models.plain(request, models.no(error), ANTHROPIC)
+        return models.plain(models.no(error), ANTHROPIC)
     except RecursionError:
-        return models.plain(request, models.no(Invalid(bodies.TOO_DEEP)), ANTHROPIC)
+        return models.plain(models.no(Invalid(bodies.TOO_DEEP)), ANTHROPIC)
     except ConnectionError:
         return web.Response(status=models.GONE)
 

@@ -115,7 +115,7 @@ class DataPlane:
                 if (told := self._cors.preflight(request)) is not None:
                     return told
                 no = Refusal(Code.NOT_FOUND, self._cors.why_not(request))
-                return models.plain(request, no, routes.voice(request.rel_url.raw_path))
+                return models.plain(no, routes.voice(request.rel_url.raw_path))
             case routes.Quick.ALIVE:
                 return web.Response(text="kvgate\n")
             case routes.Quick.MODELS:

@@ -8,10 +8,10 @@ like all others (`core.bounds`), so that it is seen there and held to the same b
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import TYPE_CHECKING
 
 from gateway.core.model import Ask, RequestId, Ticket
+from gateway.edge import ids
 from gateway.edge.backend import DOUBT_S
 from gateway.tasks import in_time
 
@@ -59,7 +59,7 @@ class Lobby:
         """The servers that may be asked for a model, by a request that has no other name. Who is away
         all the same, the count tells."""
         backends = self._fleet.for_model(model)
-        await self.settled(backends, RequestId(secrets.token_hex(14)), rule, size)
+        await self.settled(backends, RequestId(ids.drawn()), rule, size)
         return backends
 
     async def _wait(self, backends: Collection[Backend], ticket: Ticket) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gateway.core import door
+from gateway.core import door, rounds
 from gateway.core.books import Pool, Timer
 from gateway.core.bounds import Bounds
 from gateway.core.flows import Entry
@@ -285,8 +285,15 @@ class Admission(Bounds):
         """For so long nobody could take a step here: that is no time that anybody has waited.
 
         Said before the first step after it. Who waits, or may have to again, is given it back, and so
-        is who lingers: its engine could not be asked. What clients wait by their own clocks stays.
+        is who lingers: its engine could not be asked. What clients wait by their own clocks stays. Nor
+        does it tell of how fast servers are, or of who does not come back.
         """
+        self._recall.stood_still(seconds)
+        self._drain.stood_still(seconds)
+        for place in self.books.pools.values():
+            rounds.stood_still(place, seconds)
+            if place.pacing:
+                self.books.at(rounds.window_due(place.looked), Timer.PACE, NOBODY)
         for flow in self.books.flows.values():
             for entry in flow.waiting:
                 self._give(entry, seconds)

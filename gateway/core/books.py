@@ -306,8 +306,9 @@ class Books:
             return False
         pool = self.pools[self.held[ident].pool]
         took = max(now - hold.since, 1e-3)
-        pool.prefill_rate += LEARN * (hold.uncached / took - pool.prefill_rate)
-        if hold.prediction is not None:
+        if hold.timed:
+            pool.prefill_rate += LEARN * (hold.uncached / took - pool.prefill_rate)
+        if hold.timed and hold.prediction is not None:
             pool.ttft.learn(hold.prediction, took, now)
         pool.ledger.prefilled(ident, now)
         for other, earlier in pool.ledger.holds.items():

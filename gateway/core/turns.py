@@ -109,10 +109,11 @@ class Turns:
         return any(p.open and p.ledger.holds and p.ledger.limits.forecast for p in pools)
 
     def _watch_pace(self, ident: PoolId, now: float) -> None:
-        """Something runs: its speed is looked at by windows, until nothing does."""
+        """Something runs: its speed is looked at by windows, until nothing does; and where nobody asks
+        for that, clean work all the same, while something is to be given back for it."""
         place = self.books.pools[ident]
-        limits = place.ledger.limits
-        if not place.pacing and (limits.forecast or limits.tpot_s is not None):
+        limits, lowered = place.ledger.limits, place.ledger.envelope.share < 1.0
+        if not place.pacing and (limits.forecast or limits.tpot_s is not None or lowered):
             place.pacing, place.looked = True, now
             self.books.at(rounds.window_due(now), Timer.PACE, NOBODY)
 

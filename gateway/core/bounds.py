@@ -90,10 +90,11 @@ class Bounds(Turns):
             # One that is over the bounds by itself pushes nobody out for nothing.
             gives_way = not alone and fullest is not None and fullest.line > own.line
             victim = fullest.waiting[-1] if fullest is not None and gives_way else entry
-            message = (
-                f"{len(books.waiting) - 1} requests with {books.tokens - victim.need} tokens are "
-                "waiting, which is all the queue takes"
-            )
+            left = books.tokens - victim.need
+            sized = (
+                f" with {left} tokens" if left else ""
+            )  # of who waits for no pool nobody knows any
+            message = f"{len(books.waiting) - 1} requests{sized} are waiting, which is all the queue takes"
             self._evict(victim.ticket.id, Code.QUEUE_FULL, message, now, out, new=victim is entry)
             if victim is entry:
                 return

@@ -98,6 +98,7 @@ def test_the_queue_takes_only_so_many() -> None:
     attend(desk, "c")
     refusal = desk.refused["c"]
     assert refusal.code is Code.QUEUE_FULL
+    assert refusal.message == "2 requests are waiting, which is all the queue takes"
     assert refusal.retry_after_s is not None
     assert aside(desk) == 2
 

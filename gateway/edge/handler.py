@@ -184,10 +184,8 @@ class DataPlane:
         self, trip: Trip, dialect: Dialect, data: bytes, rule: ClientRule
     ) -> web.StreamResponse:
         """Admission is off, or decides in the shadow only."""
-        all_, anybody = (
-            list(self._fleet),
-            replace(rule, max_waiting=None),
-        )  # its bounds are not kept
+        all_ = list(self._fleet)
+        anybody = replace(rule, max_waiting=None)  # the bounds of clients are not kept
         await self._lobby.settled(all_, trip.id, anybody, len(data))
         if (backend := self._fleet.least_busy()) is None:
             raise Shed(nobody(all_), None)

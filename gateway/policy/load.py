@@ -230,8 +230,9 @@ def _validate(sources: _Sources, env: Mapping[str, str]) -> tuple[Policy | None,
     found += clients.gather(backends, callers, env, leases)[1]
     found += _tokenizers(backends)
     found += certificate.problems(salvaged(Tls, sources.data.get("tls"), sources.context))
-    found += [] if policy else _pages(sources.data.get("cors"))
-    return policy, list({(f.loc, f.wrong, f.line): f for f in reversed(found)}.values())[::-1]
+    if not any(finding.wrong == BESIDE_OTHERS[0] for finding in found):
+        found += _pages(sources.data.get("cors"))
+    return policy, found
 
 
 def _items(kind: type[S], raw: object, context: Mapping[str, Path]) -> dict[int, S]:

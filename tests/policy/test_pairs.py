@@ -308,6 +308,10 @@ def test_nor_do_several(tmp_path_factory: pytest.TempPathFactory, made: list[int
         ("backends: [{url: 'http://a'}]\nclients: [{name: 7}, {name: y, key_file: 7}]",
          ["clients[0].name", "clients[1].key_file"]),
         ("backends: []\nqueue: {}\nqueue: {}", ["backends", "queue"]),
+        # Two of a kind, in one place.
+        ("backends: [{url: 'http://a', name: x}]\nroutes: [{to: [x, y, z]}]\nmodels: {a: [b, b, c, c]}",
+         ["routes[0].to", "routes[0].to", "models.a", "models.a"]),
+        ("backends: [{url: 'http://a'}]\ncors: ['*', 'https://b']", ["cors"]),
         ("queue: {}\nqueue: {}", ["backends", "queue"]),
         ("a: [", [""]),
     ],

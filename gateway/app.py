@@ -20,6 +20,7 @@ from gateway import drain
 from gateway.control import ControlPlane
 from gateway.core.admission import Admission
 from gateway.core.amount import NOTHING
+from gateway.edge import ids
 from gateway.edge.backends import Fleet
 from gateway.edge.callers import Callers
 from gateway.edge.common import Common
@@ -219,6 +220,7 @@ class App:
         for runner in (data, control):
             self._runners.append(runner)
             await runner.setup()
+        ids.on_all_of(control)
         patience_s = 0.0 if self.seat is None else self.seat.patience_s
         if not patience_s:
             await self._listen(data)

@@ -125,6 +125,7 @@ class ControlPlane:
                 "requests": view.queue.requests,
                 "tokens": view.queue.tokens,
                 "bytes": view.queue.bytes,
+                "aside": view.queue.aside,
                 "oldest_s": round(view.queue.oldest_s, 3),
             },
             "clients": [
@@ -157,7 +158,7 @@ class ControlPlane:
     def _backend(self, backend: Backend, view: View) -> dict[str, Any]:
         pools = [pool for pool in view.pools if pool.pool in backend.pools]
         watch = backend.watch.snapshot() if backend.watch is not None else None
-        facts = backend.facts
+        facts, ledgers = backend.facts, self._gate.core.books.pools
         return {
             "name": backend.name,
             "url": backend.url,
@@ -177,7 +178,7 @@ class ControlPlane:
             "ledgers": _ledgers(pools),
             "free_tokens": sum(pool.kv.limit - pool.kv.reserved for pool in pools),
             "forecast_tokens": _forecast(pools),
-            "worst_tokens": sum(self._gate.worst(pool.pool) for pool in pools),
+            "worst_tokens": sum(ledgers[pool.pool].ledger.worst for pool in pools),
             "lingering_tokens": sum(pool.lingering for pool in pools),
             "drift_tokens": sum(backend.drift.values()) if backend.drift else None,
             "ranks": [

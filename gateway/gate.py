@@ -176,6 +176,21 @@ class Gate:
         """A lease for `ticket`; entering it waits for the grant and raises `Shed` when refused."""
         return Lease(self, ticket, grace_s)
 
+    def attend(self, ticket: Ticket) -> asyncio.Future[Grant]:
+        """Let a request that names no pool wait in the queue, until `leave`. What is returned never has a
+        result: it raises `Shed` where the queue has no place for it, or none any more."""
+        waiter: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        self._waiters[ticket.id] = waiter
+        self._apply(self.core.attend(ticket, self._step()))
+        return waiter
+
+    def leave(self, ident: RequestId) -> None:
+        """It waits for no pool any more."""
+        waiter = self._waiters.pop(ident)
+        if waiter.done():
+            waiter.exception()  # seen, also where whoever asked has been cancelled
+        self._apply(self.core.leave(ident, self._step()))
+
     # ---- for leases ----------------------------------------------------------------------------
 
     async def verdict(self, lease: Lease, step: Callable[[float], list[Transition]]) -> Lease:
@@ -272,10 +287,6 @@ class Gate:
         reading = sum(hold.prompt for hold in holds if hold.prefilling)
         return least, least + reading + ledger.slots * ledger.limits.page
 
-    def worst(self, pool: PoolId) -> int:
-        """KV tokens a pool would come to if every cap were used."""
-        return self.core.books.pools[pool].ledger.worst
-
     def ceiling(self, pool: PoolId, ceiling: Amount, until: float) -> None:
         """Grant no more than that of a pool in all, until then (the loop's clock), and after it nothing."""
         self._apply(self.core.ceiling(pool, ceiling, self._step(), until))
@@ -283,10 +294,6 @@ class Gate:
     def appetite(self, pool: PoolId) -> Appetite:
         """What is held of a pool, and what those who wait for it would take."""
         return appetite(self.core.books, pool, self.now())
-
-    def waits(self, pool: PoolId) -> bool:
-        """Whether anybody waits for a pool."""
-        return self.core.books.wanting(pool) > 0
 
     def steady(self, pool: PoolId, before: float) -> int:
         """Sequences there that were granted before that (the loop's clock) and that nobody has left."""

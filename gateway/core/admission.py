@@ -3,7 +3,7 @@
 Every method is one synchronous step: it takes `now`, changes the books, tries to start whatever
 fits, and returns the transitions in the order they happened. A grant is in the ledger before it is
 returned, so there is nothing to check later. Who starts next is decided in `choice`; the moves that
-decisions are made of are in `turns`.
+decisions are made of are in `turns`, what may wait at all in `bounds`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gateway.core import door
+from gateway.core import door, rounds
 from gateway.core.books import Timer
-from gateway.core.flows import Entry, longest
+from gateway.core.bounds import Bounds
+from gateway.core.flows import Entry
 from gateway.core.ledger import PoolLedger
 from gateway.core.model import (
     Code,
@@ -31,7 +32,7 @@ from gateway.core.model import (
 from gateway.core.others import Use
 from gateway.core.pools import Pool
 from gateway.core.sums import LedgerError
-from gateway.core.turns import NOBODY, Turns
+from gateway.core.turns import GOING_DOWN, NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -54,7 +55,7 @@ NO_USE = Use()
 """Of whom there is nothing to say."""
 
 
-class Admission(Turns):
+class Admission(Bounds):
     """Every decision about every request. `jitter` returns a number in [0, 1)."""
 
     first_ceiling: Amount | None = None
@@ -88,12 +89,7 @@ class Admission(Turns):
         )
         self.books.arrive(entry, None if place is None else place[1])
         self._pump(now, out)
-        if ident in self.books.waiting:
-            self._keep_client_bound(entry, now, out)
-        if ident in self.books.waiting:
-            self._keep_bounds(entry, now, out)
-        if ident in self.books.waiting:
-            self.books.at(entry.expires, Timer.EXPIRE, ident)
+        if self._keep_all_bounds(entry, now, out):
             out.append(Queued(ident, len(self.books.waiting), entry.need))
         return out
 
@@ -181,7 +177,7 @@ class Admission(Turns):
         self.books.enqueue(held.entry)
         self.books.at(held.entry.expires, Timer.EXPIRE, ident)
         if self._draining:
-            self._evict(ident, Code.DRAINING, "the gate is shutting down", now, out)
+            self._evict(ident, Code.DRAINING, GOING_DOWN, now, out)
             return out
         out.append(Queued(ident, len(self.books.waiting), held.entry.need))
         self._judge_again(ident, now, out)
@@ -281,7 +277,7 @@ class Admission(Turns):
         self._draining = True
         out: list[Transition] = []
         for ident in list(self.books.waiting):
-            self._evict(ident, Code.DRAINING, "the gate is shutting down", now, out)
+            self._evict(ident, Code.DRAINING, GOING_DOWN, now, out)
         return out
 
     # ---- time and views ------------------------------------------------------------------------
@@ -290,8 +286,15 @@ class Admission(Turns):
         """For so long nobody could take a step here: that is no time that anybody has waited.
 
         Said before the first step after it. Who waits, or may have to again, is given it back, and so
-        is who lingers: its engine could not be asked. What clients wait by their own clocks stays.
+        is who lingers: its engine could not be asked. What clients wait by their own clocks stays. Nor
+        does it tell of how fast servers are, or of who does not come back.
         """
+        self._recall.stood_still(seconds)
+        self._drain.stood_still(seconds)
+        for place in self.books.pools.values():
+            rounds.stood_still(place, seconds)
+            if place.pacing:
+                self.books.at(rounds.window_due(place.looked), Timer.PACE, NOBODY)
         for flow in self.books.flows.values():
             for entry in flow.waiting:
                 self._give(entry, seconds)
@@ -346,7 +349,7 @@ class Admission(Turns):
     ) -> tuple[dict[PoolId, Demand], Refusal | None]:
         """What `ticket` would take where, or why it is refused without queueing."""
         if self._draining:
-            return {}, self._refusal(Code.DRAINING, "the gate is shutting down")
+            return {}, self._refusal(Code.DRAINING, GOING_DOWN)
         demands, misfit = door.demands_of(ticket, self.books.pools, lengths)
         if misfit is not None:
             return {}, door.never(misfit)
@@ -368,33 +371,3 @@ class Admission(Turns):
             out.append(Refused(ident, door.never(misfit), now - entry.since))
             return
         self.books.price(entry, demands)
-
-    def _keep_client_bound(self, entry: Entry, now: float, out: list[Transition]) -> None:
-        """A client may have only so many waiting; asked once the newest has found no room."""
-        client = entry.ticket.client
-        limit = client.max_waiting
-        if limit is not None and len(self.books.waiting[entry.ticket.id].waiting) > limit:
-            message = f"client {client.name!r} has {limit} requests waiting, its limit"
-            self._evict(entry.ticket.id, Code.CLIENT_LIMIT, message, now, out, new=True)
-
-    def _keep_bounds(self, entry: Entry, now: float, out: list[Transition]) -> None:
-        """The queue is over its bounds: whoever waits with most per weight gives way."""
-        rule, books = self.queue, self.books
-        alone = entry.need > rule.max_tokens or entry.ticket.body_bytes > rule.max_bytes
-        while (
-            len(books.waiting) > rule.max_requests
-            or books.tokens > rule.max_tokens
-            or books.bytes > rule.max_bytes
-        ):
-            own = books.waiting[entry.ticket.id]
-            fullest = longest(books.flows.values())
-            # One that is over the bounds by itself pushes nobody out for nothing.
-            gives_way = not alone and fullest is not None and fullest.line > own.line
-            victim = fullest.waiting[-1] if fullest is not None and gives_way else entry
-            message = (
-                f"{len(books.waiting) - 1} requests with {books.tokens - victim.need} tokens are "
-                "waiting, which is all the queue takes"
-            )
-            self._evict(victim.ticket.id, Code.QUEUE_FULL, message, now, out, new=victim is entry)
-            if victim is entry:
-                return

@@ -40,7 +40,7 @@ def appetite(books: Books, pool: PoolId, now: float) -> Appetite:
     if entry is None:
         return Appetite(held, held, started=books.pools[pool].started)
     demand = entry.demands[pool]
-    each = Amount(books.tokens // len(books.waiting), demand.prefill, demand.slots)
+    each = Amount(books.tokens // (len(books.waiting) - books.aside), demand.prefill, demand.slots)
     line = Amount(each.kv * count, each.prefill * count, each.slots * count)
     all_of_it = Amount.of(ledger.limits)
     return Appetite(

@@ -59,6 +59,7 @@ class Books:
         self.lengths = LengthBook()
         self.tokens = 0  # KV tokens that wait
         self.bytes = 0  # body bytes that wait
+        self.aside = 0  # requests that wait for no pool, see bounds
         self._timers: list[tuple[float, int, Timer, RequestId]] = []
         self._seq = 0
         self._tags = 0.0  # where the latest tag of any line ended
@@ -113,6 +114,7 @@ class Books:
         self.tokens += entry.need
         flow.tokens += entry.need
         self.bytes += entry.ticket.body_bytes
+        self.aside += not entry.ticket.pools
 
     def dequeue(self, ident: RequestId) -> Entry:
         """Take an entry out of the queue; a fence it had goes with it."""
@@ -122,6 +124,7 @@ class Books:
         self.tokens -= entry.need
         flow.tokens -= entry.need
         self.bytes -= entry.ticket.body_bytes
+        self.aside -= not entry.ticket.pools
         for pool in self.pools.values():
             if pool.fence == ident:
                 pool.fence = None
@@ -330,7 +333,7 @@ class Books:
         )
         waiting = (entry.since for flow in self.flows.values() for entry in flow.waiting)
         oldest = min(waiting, default=now)
-        queue = QueueView(len(self.waiting), self.tokens, self.bytes, now - oldest)
+        queue = QueueView(len(self.waiting), self.tokens, self.bytes, now - oldest, self.aside)
         return View(tuple(pools), clients, queue)
 
     def _release(self, ident: RequestId, pool: PoolId) -> Hold:

@@ -138,7 +138,7 @@ def _in_time(books: Books, pool: Pool, demand: Demand, ticket: Ticket, now: floa
     """
     if ticket.deadline is None or not pool.ttft.tested(now):
         return True
-    if len(books.waiting) == 1 and not pool.ledger.holds:
+    if len(books.waiting) - books.aside == 1 and not pool.ledger.holds:
         return True
     return now + UNSURE * pool.first_token_s(demand, ticket.lead, now) <= ticket.deadline
 

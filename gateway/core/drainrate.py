@@ -46,6 +46,11 @@ class DrainRate:
         self._decay(now)
         self._tokens += tokens
 
+    def stood_still(self, seconds: float) -> None:
+        """For so long no release could be seen: that is no time in which there was none."""
+        if self._at is not None:
+            self._at += seconds
+
     def per_second(self, now: float) -> float:
         """Tokens per second; 0 while unknown."""
         self._decay(now)

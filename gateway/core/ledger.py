@@ -61,6 +61,7 @@ class Hold:
     prediction: Prediction | None = None
     hoped: int = 0  # prompt tokens that the server may have in its cache, see prefix
     uncached: int = 0  # prompt tokens it likely has to read
+    timed: bool = True  # its times tell how fast the server is
 
     @property
     def used(self) -> int:

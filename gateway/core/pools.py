@@ -68,6 +68,8 @@ class Pool:
     def has_read(self, hold: Hold, now: float) -> None:
         """The first token of a request came: learn from it."""
         self.heard = now
+        if not hold.timed:
+            return
         took = max(now - hold.since, 1e-3)
         self.prefill_rate += LEARN * (hold.uncached / took - self.prefill_rate)
         if hold.prediction is not None:

@@ -16,7 +16,7 @@ What is kept is a number for (client, sizes of the request): no text, no key.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -69,8 +69,13 @@ class Recall:
             self._drop(next(iter(self._places)))
         heappush(self._ends, (until, entry.seq, key))
         if len(self._ends) > 2 * MOST:  # most are of places that are taken, or given anew
-            self._ends = [(at.until, at.seq, of) for of, at in self._places.items()]
-            heapify(self._ends)
+            self._set_ends()
+
+    def stood_still(self, seconds: float) -> None:
+        """For so long nobody could come back: who tried to may have to be heard yet."""
+        for key, found in self._places.items():
+            self._places[key] = replace(found, until=found.until + seconds)
+        self._set_ends()
 
     def place(self, ticket: Ticket, now: float) -> tuple[int, float] | None:
         """The old arrival number and tag of a request that comes back when told to; taken once."""
@@ -96,6 +101,10 @@ class Recall:
             if found is not None and (found.until, found.seq) == (until, seq):
                 self._drop(key)
                 self._come_back -= LEARN * self._come_back
+
+    def _set_ends(self) -> None:
+        self._ends = [(at.until, at.seq, of) for of, at in self._places.items()]
+        heapify(self._ends)
 
     def _drop(self, key: Key) -> None:
         found = self._places.pop(key, None)

@@ -1,4 +1,4 @@
-"""What happens by the clock alone: windows of decoding speed."""
+"""What happens by the clock alone: windows of decoding speed, and time in which nobody looked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def window(place: Pool, now: float) -> None:
     Answers that are not streamed show no tokens; they are taken to decode as the others do.
     """
     ledger = place.ledger
-    seconds = now - place.looked
+    seconds = max(now - place.looked, 0.0)
     place.looked = now
     tpots: list[float] = []
     for ident, hold in ledger.holds.items():
@@ -38,10 +38,18 @@ def window(place: Pool, now: float) -> None:
             guess = int(spent * ledger.pace.tokens_per_s) * hold.demand.slots
             ledger.grew(hold, min(guess, most))
             continue
-        if hold.each >= LEAST_TOKENS:
+        if hold.timed and hold.each >= LEAST_TOKENS:
             tpots.append((now - hold.decoding_since) / hold.each)
     ledger.pace.window(tpots, ledger.slots)
     ledger.envelope.served(seconds)
+
+
+def stood_still(place: Pool, seconds: float) -> None:
+    """For so long nobody saw what a pool did. Whether it read and wrote all the while, and what of it
+    lies in the sockets, is not known: what was under way tells nothing of its speed any more."""
+    place.looked += seconds
+    for hold in place.ledger.holds.values():
+        hold.timed = False
 
 
 def window_due(now: float) -> float:

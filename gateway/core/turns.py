@@ -46,6 +46,8 @@ NO_ROOM_TO_TELL = frozenset({Code.DRAINING, Code.NO_BACKEND})
 """Refusals that room, places in line and the drain rate say nothing of: another gate, or another
 start of a server, will answer."""
 
+GOING_DOWN = "the gate is shutting down"
+
 NOBODY = RequestId("")
 """The request of a timer that is about none."""
 
@@ -112,10 +114,11 @@ class Turns:
         return any(p.open and p.ledger.holds and p.ledger.limits.forecast for p in pools)
 
     def _watch_pace(self, ident: PoolId, now: float) -> None:
-        """Something runs: its speed is looked at by windows, until nothing does."""
+        """Something runs: its speed is looked at by windows, until nothing does; and where nobody asks
+        for that, clean work all the same, while something is to be given back for it."""
         place = self.books.pools[ident]
-        limits = place.ledger.limits
-        if not place.pacing and (limits.forecast or limits.tpot_s is not None):
+        limits, lowered = place.ledger.limits, place.ledger.envelope.share < 1.0
+        if not place.pacing and (limits.forecast or limits.tpot_s is not None or lowered):
             place.pacing, place.looked = True, now
             self.books.at(rounds.window_due(now), Timer.PACE, NOBODY)
 
@@ -182,10 +185,11 @@ class Turns:
         new: bool = False,
     ) -> None:
         entry = self.books.entry(ident)
-        eta = None if code in NO_ROOM_TO_TELL else self._eta(entry, now)
+        known = bool(entry.demands)  # else it waited for no pool: of what it lacks nothing is known
+        eta = self._eta(entry, now) if known and code not in NO_ROOM_TO_TELL else None
         self.books.dequeue(ident)
         refusal = self._refusal(code, message, entry.need, eta, entry.ticket.stretch)
-        if code in COMES_BACK and refusal.retry_after_s is not None:
+        if known and code in COMES_BACK and refusal.retry_after_s is not None:
             self._recall.keep(entry, now, refusal.retry_after_s)
         out.append(Refused(ident, refusal, None if new else now - entry.since))
 

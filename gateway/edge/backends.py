@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gateway.core.amount import Amount
 from gateway.core.model import PoolId
-from gateway.edge.backend import DOUBT_S, Backend
+from gateway.edge.backend import Backend
 from gateway.edge.elsewhere import Elsewhere
 from gateway.observe.view import EngineView
 from gateway.policy.compile import pool_limits
@@ -25,7 +25,7 @@ from gateway.tasks import spawn
 from gateway.upstream.watch import Life, Pace, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
     from gateway.core.model import PoolLimits
     from gateway.edge.deaths import Deaths
@@ -79,7 +79,7 @@ class Fleet:
         self._written_off: set[str] = set()
         self._opening: dict[str, asyncio.Task[None]] = {}
         self.open = asyncio.Event()  # a server has been ready once
-        self._news = asyncio.Event()  # of any server; another one each time
+        self._news: asyncio.Future[None] | None = None
         self.notes: dict[str, tuple[str, ...]] = {}
         self.on_loads: Callable[[Backend, LoadsFacts], None] | None = None
         """Set where other gates share the servers: then what runs there besides is theirs to tell."""
@@ -92,18 +92,12 @@ class Fleet:
         """Whether at least one server takes work."""
         return any(backend.ready for backend in self)
 
-    async def settled(self, backends: Collection[Backend]) -> bool:
-        """Whether one of `backends` is ready; while that is a matter of moments, when it is known."""
-        until: float | None = None
-        while not (ready := any(one.ready for one in backends)):  # nearly never
-            now = asyncio.get_running_loop().time()
-            until = now + DOUBT_S if until is None else until
-            if now >= until or not any(one.expected for one in backends):
-                break
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
-                    await self._news.wait()
-        return ready
+    @property
+    def news(self) -> asyncio.Future[None]:
+        """Done once something is known of a server that was not; another one each time."""
+        if self._news is None or self._news.done():
+            self._news = asyncio.get_running_loop().create_future()
+        return self._news
 
     def for_model(self, model: str | None) -> list[Backend]:
         """Servers that may run a request: those that serve its model, else all.
@@ -286,8 +280,8 @@ class Fleet:
     def _turn(self, backend: Backend) -> None:
         """Something is known of it that was not."""
         backend.turn()
-        self._news.set()
-        self._news = asyncio.Event()
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def _away(self, backend: Backend, reason: str) -> None:
         """It was asked, and can not be used."""

@@ -53,13 +53,13 @@ async def answer(
             return web.json_response({"models": [listed(*one) for one in known.items()]})
         asked = _asked(bodies.parse(await bodies.read(request, SHOW_BYTES, SHOW_S)))
     except (Invalid, bodies.Unread, Shed) as error:
-        return models.plain(request, models.no(error), OLLAMA)
+        return models.plain(models.no(error), OLLAMA)
     except ConnectionError:
         return web.Response(status=models.GONE)
     for name in (asked, guard.untagged(asked)):
         if name in known:
             return web.json_response(_shown(known[name]))
-    return models.plain(request, _unknown(asked), OLLAMA)
+    return models.plain(_unknown(asked), OLLAMA)
 
 
 def _served(fleet: Fleet) -> dict[str, ServerFacts]:

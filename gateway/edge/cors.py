@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from gateway.edge import routes
+from gateway.edge import ids, routes
 from gateway.policy.origins import EVERY
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ PREFIX: Final = "access-control-"
 _ALLOWED: Final = f"{PREFIX}allow-origin"
 
 EXPOSED: Final = (
-    *("x-request-id", "retry-after", "x-should-retry"),
+    *(ids.NAME, "retry-after", "x-should-retry"),
     *(
         "x-kvgate-prompt-tokens",
         "x-kvgate-max-tokens",
@@ -53,9 +53,10 @@ _TOLD: Final = web.RequestKey("told", dict[str, str])
 
 
 class Asked(web.BaseRequest):
-    """A request whose answer, whoever makes it, carries what a page is told."""
+    """A request whose answer, whoever makes it, has its id, and carries what a page is told."""
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        ids.put_on(self, response)
         for name, value in self.get(_TOLD, _NOTHING).items():
             if name == "vary":
                 response.headers.add(name, value)  # the server may have its own

@@ -20,11 +20,10 @@ from gateway.gate import Shed
 from gateway.tokens import Busy, CountRefused, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from gateway.edge.backend import Backend
     from gateway.edge.callers import Callers
     from gateway.edge.dialects import Body
+    from gateway.edge.lobby import Lobby
     from gateway.policy.schema import Policy
     from gateway.tokens import Counted
 
@@ -64,20 +63,22 @@ async def answer(
     request: web.BaseRequest,
     callers: Callers,
     policy: Policy,
-    counted: Callable[[Intent, Body, int, str], Awaitable[Counted]],
+    lobby: Lobby,
 ) -> web.StreamResponse:
     """The number of tokens. Raises nothing but cancellation."""
     try:
         rule = callers.who(request)
         data = await bodies.read(request, policy.limits.body_bytes, policy.limits.body_s)
         body = callers.named(rule.name, bodies.parse(data))
-        found = await counted(_intent(body), body, len(data), rule.name)
+        intent = _intent(body)
+        backends = await lobby.for_model(intent.model, rule, len(data))
+        found = await count(backends, intent.kind, body, len(data), rule.name)
         told = {"input_tokens": found.total}
         return web.json_response(told, headers={METHOD: found.method.value})
     except (Invalid, bodies.Unread, Shed) as error:
-        return models.plain(request, models.no(error), ANTHROPIC)
+        return models.plain(models.no(error), ANTHROPIC)
     except RecursionError:
-        return models.plain(request, models.no(Invalid(bodies.TOO_DEEP)), ANTHROPIC)
+        return models.plain(models.no(Invalid(bodies.TOO_DEEP)), ANTHROPIC)
     except ConnectionError:
         return web.Response(status=models.GONE)
 

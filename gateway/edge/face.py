@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +32,7 @@ from aiohttp.log import server_logger
 from aiohttp.web_protocol import RequestHandler
 
 from gateway.core.model import Code, Refusal
-from gateway.edge import cors, replies
+from gateway.edge import cors, ids, replies
 from gateway.edge.relay import STALLED_S
 
 if TYPE_CHECKING:
@@ -326,7 +325,7 @@ class _Talk(RequestHandler):
         response = web.Response(
             status=answer.status,
             body=answer.body,
-            headers={"x-request-id": secrets.token_hex(14), **answer.headers},
+            headers=answer.headers,
             content_type=replies.JSON,
         )
         response.force_close()
@@ -357,6 +356,7 @@ def _too_many() -> bytes:
     answer = replies.refused(Refusal(Code.QUEUE_FULL, words, retry_after_s=1.0), status=503)
     fields = {
         **answer.headers,
+        ids.NAME: ids.drawn(),
         "content-type": replies.JSON,
         "content-length": str(len(answer.body)),
         "connection": "close",

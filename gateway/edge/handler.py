@@ -10,6 +10,7 @@ after the first byte it becomes one in-band error and the end of the connection.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from gateway.edge.dialects import Intent, Invalid, Known
 from gateway.edge.failures import BROKEN, fault
 from gateway.edge.flight import Flight
 from gateway.edge.heartbeat import Places
+from gateway.edge.lobby import Lobby
 from gateway.edge.models import nobody
 from gateway.edge.open_door import Unbooked, pass_on
 from gateway.edge.relay import BrokenAnswer, Relay, begin
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from gateway.gate import Gate, Lease
     from gateway.observe.journal import Journal
     from gateway.policy.schema import Policy
-    from gateway.tokens import Counted
 
 PAUSE_S = 1.0
 """How long nothing new starts on a server that said it is full: a few of its decode rounds."""
@@ -82,6 +83,7 @@ class DataPlane:
         self._gate = gate
         self._places = Places(gate)
         self._fleet = fleet
+        self._lobby = Lobby(gate, fleet)
         self._reaper = reaper
         self._callers = callers
         self._deaths = deaths
@@ -111,13 +113,13 @@ class DataPlane:
                 if (told := self._cors.preflight(request)) is not None:
                     return told
                 no = Refusal(Code.NOT_FOUND, self._cors.why_not(request))
-                return models.plain(request, no, routes.voice(request.rel_url.raw_path))
+                return models.plain(no, routes.voice(request.rel_url.raw_path))
             case routes.Quick.ALIVE:
                 return web.Response(text="kvgate\n")
             case routes.Quick.MODELS:
                 return models.answer(request, self._callers, self._fleet)
             case routes.Quick.COUNT:
-                return await counting.answer(request, self._callers, self._policy, self._counted)
+                return await counting.answer(request, self._callers, self._policy, self._lobby)
             case routes.Quick():
                 return await catalogue.answer(route, request, self._callers, self._fleet)
 
@@ -172,9 +174,7 @@ class DataPlane:
         if every_s is not None and work.intent.stream and work.intent.kind is not Kind.GENERATE:
             trip.heart.set(every_s, trip.headers(), trip.id, self._places, work.intent.model)
         trip.heart.beat()
-        named = [self._fleet.backends.get(pool.backend) for pool in ticket.pools]
-        # One may have come into doubt while its prompt was counted. Who is away then, the gate tells.
-        await self._fleet.settled([one for one in named if one is not None])
+        await self._lobby.still_there(ticket)
         lease = self._gate.admit(ticket, grace_s=limits.release_grace_s)
         lease.rest = partial(at_rest, trip.request, work, partial(self._retries.rest, trip))
         async with lease:
@@ -186,8 +186,9 @@ class DataPlane:
     ) -> web.StreamResponse:
         """Admission is off, or decides in the shadow only."""
         all_ = list(self._fleet)
-        backend = self._fleet.least_busy() if await self._fleet.settled(all_) else None
-        if backend is None:
+        anybody = replace(rule, max_waiting=None)  # the bounds of clients are not kept
+        await self._lobby.settled(all_, trip.id, anybody, len(data))
+        if (backend := self._fleet.least_busy()) is None:
             raise Shed(nobody(all_), None)
         booked: Booked = Unbooked()
         if self._policy.admission == "shadow":
@@ -220,7 +221,7 @@ class DataPlane:
         trip.asks(intent, rule.name, [backend.facts for backend in backends])
         backends = self._deaths.failures.welcome(rule.name, backends)
         self._not_quarantined(partial(self._deaths.marks.of, trip.record.dialect, body))
-        if not await self._fleet.settled(backends):
+        if not await self._lobby.settled(backends, trip.id, rule, size):
             raise Shed(nobody(backends), None)
         if intent.known is not None:
             raise Known(intent.known)
@@ -358,12 +359,6 @@ class DataPlane:
         return lease.void and self._gate.now() < until
 
     # ---- the steps before the gate ---------------------------------------------------------------
-
-    async def _counted(self, intent: Intent, body: Body, size: int, client: str) -> Counted:
-        """The count for a client that asked for nothing else."""
-        backends = models.serving(self._fleet, intent.model)
-        await self._fleet.settled(backends)  # who is away all the same, the count tells
-        return await counting.count(backends, intent.kind, body, size, client)
 
     def _not_quarantined(self, mark: Callable[[], bytes]) -> None:
         if (refusal := self._deaths.refusal(mark)) is not None:

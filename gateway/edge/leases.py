@@ -175,7 +175,7 @@ class Leases:
             return False
         wants = place.appetite
         rested = self._gate.now() - place.asked
-        if rested >= HURRY_S and self._gate.waits(pool) and wants is not None:
+        if rested >= HURRY_S and self._gate.core.books.wanting(pool) and wants is not None:
             if wants.need == NOTHING:  # the first that waits
                 return True
             # More is meant for it, or may become free at any time.

@@ -153,7 +153,8 @@ class Lookout:
         each = max(1, ASKED // max(1, len(lines)))
         for flow in lines:
             lacks: dict[str, str] = {}
-            for index, entry in enumerate(islice(flow.waiting, COUNTED)):
+            placed = (entry for entry in flow.waiting if entry.demands)  # others wait for no server
+            for index, entry in enumerate(islice(placed, COUNTED)):
                 if index < each:
                     lacks = _lacks(books, flow, entry, weights)
                 for name, lack in lacks.items():

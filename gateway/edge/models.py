@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -12,7 +11,6 @@ from gateway.core.model import Code, Refusal
 from gateway.edge import body as bodies
 from gateway.edge import replies, routes
 from gateway.edge.dialects import Invalid, guard
-from gateway.edge.trip import clean_id
 from gateway.edge.voices import OPENAI
 from gateway.gate import Shed
 
@@ -49,10 +47,10 @@ def answer(request: web.BaseRequest, callers: Callers, fleet: Fleet) -> web.Stre
     try:
         client = callers.known(request)
     except Shed as shed:
-        return plain(request, shed.refusal)
+        return plain(shed.refusal)
     ready = [backend for backend in fleet if backend.ready]
     if not ready:
-        return plain(request, nobody(fleet))
+        return plain(nobody(fleet))
     known = callers.visible(client, _served(ready), int)
     path = request.rel_url.raw_path
     if not path.startswith(routes.MODEL):
@@ -64,7 +62,7 @@ def answer(request: web.BaseRequest, callers: Callers, fleet: Fleet) -> web.Stre
     for name in (asked, guard.untagged(asked)):
         if name in known:
             return web.json_response(_told(name, known[name]))
-    return plain(request, UNKNOWN)
+    return plain(UNKNOWN)
 
 
 def _told(model: str, context: int) -> dict[str, Any]:
@@ -156,16 +154,13 @@ def no(error: Invalid | bodies.Unread | Shed) -> Refusal | replies.Answer:
             return replies.too_slow(str(error))
 
 
-def plain(
-    request: web.BaseRequest, refusal: Refusal | replies.Answer, voice: Voice = OPENAI
-) -> web.Response:
+def plain(refusal: Refusal | replies.Answer, voice: Voice = OPENAI) -> web.Response:
     """The refusal of a request that leaves no record."""
     refused = replies.refused(refusal) if isinstance(refusal, Refusal) else refusal
-    ident = clean_id(request.headers) or secrets.token_hex(14)
     status, body = voice.whole(refused)
     return web.Response(
         status=status,
         body=body,
-        headers={"x-request-id": ident, **refused.headers},
+        headers=refused.headers,
         content_type=replies.JSON,
     )

@@ -7,15 +7,13 @@ headers), to the server (forwarded headers, our own request id) and to the recor
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from gateway.core.model import Code, Outcome, Refusal, RequestId
-from gateway.edge import replies
+from gateway.edge import ids, replies
 from gateway.edge.body import Coded, Garbled, TooLarge
 from gateway.edge.heartbeat import Heart
 from gateway.edge.tickets import session
@@ -25,7 +23,7 @@ from gateway.tokens import Method
 from gateway.upstream.headers import strip_hop_by_hop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from gateway.core.model import Grant
     from gateway.edge.body import Unread
@@ -35,9 +33,6 @@ if TYPE_CHECKING:
     from gateway.upstream.answer import Facts
     from gateway.upstream.facts import ServerFacts
 
-_CLEAN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-"""A client's request id that is safe to echo and to log."""
-
 NOT_FORWARDED = frozenset(
     {
         "authorization",  # the client's key is for us; the server's is added per server
@@ -46,7 +41,7 @@ NOT_FORWARDED = frozenset(
         "content-encoding",  # the body that goes on is ours
         "x-body-compressed",  # the engine would decompress what we did not count
         "x-data-parallel-rank",  # the ledger decided the rank
-        "x-request-id",
+        ids.NAME,
     }
 )
 OF_ITS_BODY = frozenset({"accept", "content-type"})
@@ -67,25 +62,19 @@ DRAINED = "drained"
 """The reason of what was cut when draining was over."""
 
 
-def clean_id(headers: Mapping[str, str]) -> str | None:
-    """The client's own request id, where it is fit to be echoed."""
-    sent = headers.get("x-request-id", "")
-    return sent if _CLEAN_ID.fullmatch(sent) else None
-
-
 class Trip:
     """See the module. Times are the gate's clock, seconds."""
 
     def __init__(self, request: web.BaseRequest, dialect: Dialect, now: float) -> None:
         self.request = request
-        # 112 random bits; four digits for the attempt complete a rid of fixed length, so that no rid
-        # is the beginning of another one: one attempt a second lasts for 18 hours in the queue.
-        self.id = RequestId(secrets.token_hex(14))
+        # Four digits for the attempt complete a rid of fixed length, so that no rid is the beginning
+        # of another one: one attempt a second lasts for 18 hours in the queue.
+        self.id = RequestId(ids.drawn())
         self.attempts = 0
         self.refused_connections = 0
         self.instead: Instead | None = None
         self.record = Record(id=self.id, dialect=type(dialect).__name__.lower())
-        self.record.client_request_id = clean_id(request.headers)
+        self.record.client_request_id = ids.clean(request.headers)
         self.record.session = session(request.headers)
         self.record.traceparent = parent_of(request.headers.getall("traceparent", ()))
         retry = request.headers.get("x-stainless-retry-count", "")
@@ -296,7 +285,7 @@ class Trip:
     def headers(self) -> dict[str, str]:
         """What every answer tells of the decision."""
         record = self.record
-        told = {"x-request-id": record.client_request_id or self.id}
+        told = {ids.NAME: record.client_request_id or self.id}
         if record.prompt_tokens is not None:
             told["x-kvgate-prompt-tokens"] = str(record.prompt_tokens)
         if record.trimmed_turns is not None:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 from gateway.lease.store import LONGEST_S, Answer, Heard, Said, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
+    from gateway.lease.store import Lost
     from gateway.lease.tables import Tables
 
 T = TypeVar("T")
@@ -100,12 +101,19 @@ class LocalStore:
         question = b"".join((ASK.pack(*lengths), of_key, of_run, expects or b"", new))
         return await self._tables.ask(question, _answer)
 
-    async def post(self, me: str, salt: bytes, document: bytes, lasts_s: float) -> Heard:
-        """See `Store`."""
+    async def post(
+        self, me: str, salt: bytes, document: bytes, lasts_s: float, *, kept: bool = False
+    ) -> Heard:
+        """See `Store`. What hangs there is lost only together with all who know it: no other salt than
+        the first one is ever kept."""
+        del kept
         who, lasts_ms = me.encode(), min(int(1000 * lasts_s), int(1000 * LONGEST_S))
         head = ASK.pack(BOARD, len(who), len(document), lasts_ms)
         question = b"".join((head, LENGTH.pack(len(salt)), salt, who, document))
         return await self._board.ask(question, _heard)
+
+    async def restore(self, lost: Mapping[str, Lost]) -> None:
+        """See `Store`, and `post`."""
 
     async def close(self) -> None:
         """See `Store`."""

@@ -8,15 +8,24 @@ HGETALL, HSET, HSETNX, HDEL, PEXPIRE and TIME. The board's clock is the store's,
 it are told. Where it went back (set right, or another copy has taken over), what was written later than
 now was written now: nobody who has fallen silent seems to speak until it is as late again. What is none
 of ours on the board is taken off: it would be read each second, by everybody.
+
+Whoever has used a salt for a while insists on it, and the first who insists is right: a gate that has just
+been started, and is the first at a store that came back empty, has brought one that nobody's marks are made by.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from gateway.core.others import MOST
 from gateway.lease.store import LONGEST_DOCUMENT, LONGEST_S, Answer, Heard, Said, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.lease.store import Lost
 
 ANSWER_S = 1.0
 """Longest wait for the store: it answers in a millisecond, and a lease has time for many tries."""
@@ -44,12 +53,14 @@ redis.call('HSETNX', KEYS[1], 'salt', ARGV[2])
 local written = string.format('%.0f %.0f ', now, now + ARGV[4]) .. ARGV[3]
 redis.call('HSET', KEYS[1], 'of:' .. ARGV[1], written)
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-local salt, there = '', {}
+local salt, kept, there = '', '', {}
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   local name, value = all[i], all[i + 1]
   if name == 'salt' then
     salt = value
+  elseif name == 'kept' then
+    kept = value
   else
     local at, till, document = string.match(value, '^(%d+) (%d+) (.*)$')
     if at == nil or #at > 15 or #till > 15 or #document > tonumber(ARGV[7])
@@ -68,6 +79,10 @@ for i = 1, #all, 2 do
     end
   end
 end
+if ARGV[8] == '1' and kept ~= salt then
+  salt = ARGV[2]
+  redis.call('HSET', KEYS[1], 'salt', salt, 'kept', salt)
+end
 table.sort(there, function(a, b) return a[1] > b[1] end)
 local out = {salt}
 for i, one in ipairs(there) do
@@ -80,6 +95,15 @@ for i, one in ipairs(there) do
   end
 end
 return out
+"""
+
+RESTORE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for i = 1, #ARGV, 4 do
+  local written = string.format('%.0f %.0f ', now - ARGV[i + 1], now + ARGV[i + 2]) .. ARGV[i + 3]
+  redis.call('HSETNX', KEYS[1], 'of:' .. ARGV[i], written)
+end
 """
 
 
@@ -111,11 +135,13 @@ class RedisStore:
         taken, now, document = await self._eval(SWAP, name, run, expects or b"", new, KEPT_S)
         return Answer(bool(taken), now.decode(), document or None)
 
-    async def post(self, me: str, salt: bytes, document: bytes, lasts_s: float) -> Heard:
+    async def post(
+        self, me: str, salt: bytes, document: bytes, lasts_s: float, *, kept: bool = False
+    ) -> Heard:
         """See `Store`."""
         name, lasts_ms = f"{self._prefix}:{BOARD}", max(int(1000 * lasts_s), 1)
         kept_ms = int(1000 * LONGEST_S)
-        values = (me, salt, document, lasts_ms, kept_ms, MOST, LONGEST_DOCUMENT)
+        values = (me, salt, document, lasts_ms, kept_ms, MOST, LONGEST_DOCUMENT, int(kept))
         told = await self._eval(POST, name, *values)
         try:
             rows = zip(told[1::3], told[2::3], told[3::3], strict=True)
@@ -126,6 +152,14 @@ class RedisStore:
         except (ValueError, TypeError, AttributeError, IndexError):
             msg = "answers what is nothing of ours"
             raise StoreError(msg) from None
+
+    async def restore(self, lost: Mapping[str, Lost]) -> None:
+        """See `Store`."""
+        rows: list[tuple[str | bytes | int, ...]] = [
+            (who, int(1000 * one.said.age_s), int(1000 * one.lasts_s), one.said.document)
+            for who, one in lost.items()
+        ]
+        await self._eval(RESTORE, f"{self._prefix}:{BOARD}", *chain.from_iterable(rows))
 
     async def _eval(self, script: str, name: str, *values: str | bytes | int) -> Any:  # noqa: ANN401
         """What a script answers; all that goes wrong as StoreError."""

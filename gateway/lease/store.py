@@ -50,8 +50,17 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """What somebody had pinned up and the store has lost; `lasts_s` is how long it would hang there yet."""
+
+    said: Said
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Heard:
-    """What hangs on the board beside one's own. `salt`: the first that anybody brought."""
+    """What hangs on the board beside one's own. `salt`: the first that anybody brought who had it from
+    a board before, else the first that anybody brought."""
 
     salt: bytes
     of: Mapping[str, Said] = field(default_factory=dict)
@@ -63,8 +72,14 @@ class Store(Protocol):
     async def swap(self, key: str, run: str, expects: bytes | None, new: bytes) -> Answer:
         """Put `new` at `key` if `expects` stands there in life `run` of the store. Raises StoreError."""
 
-    async def post(self, me: str, salt: bytes, document: bytes, lasts_s: float) -> Heard:
-        """Pin up `document` in place of the last one of `me`, for so long. Raises StoreError."""
+    async def post(
+        self, me: str, salt: bytes, document: bytes, lasts_s: float, *, kept: bool = False
+    ) -> Heard:
+        """Pin up `document` in place of the last one of `me`, for so long; `kept`: the salt is one that
+        was used before. Raises StoreError."""
+
+    async def restore(self, lost: Mapping[str, Lost]) -> None:
+        """Pin up again what others had pinned up, where nothing of theirs hangs there. Raises StoreError."""
 
     async def close(self) -> None:
         """Let go of connections."""

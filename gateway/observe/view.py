@@ -34,6 +34,11 @@ _QUEUE: tuple[tuple[str, str, Callable[[QueueView], float]], ...] = (
     ("queue_requests", "Requests waiting.", lambda q: q.requests),
     ("queue_tokens", "KV tokens the waiting requests need.", lambda q: q.tokens),
     ("queue_bytes", "Bytes of the waiting requests' bodies.", lambda q: q.bytes),
+    (
+        "queue_aside_requests",
+        "Of the requests waiting, such as wait to hear whether a server is there.",
+        lambda q: q.aside,
+    ),
     ("queue_oldest_seconds", "Age of the longest-waiting request.", lambda q: q.oldest_s),
 )
 _CLIENT: tuple[tuple[str, str, Callable[[ClientView], float]], ...] = (

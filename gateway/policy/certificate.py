@@ -6,6 +6,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from gateway.policy.problems import Finding, PolicyError, Problem
+from gateway.policy.salvage import is_read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +31,9 @@ def _context(tls: Tls) -> tuple[ssl.SSLContext | None, list[Finding]]:
     found = [
         _finding(name, path, f"cannot be read: {reason}", "check path and permissions")
         for name, path in (("cert", tls.cert), ("key", tls.key))
-        if (reason := _unreadable(path)) is not None
+        if is_read(path) and (reason := _unreadable(path)) is not None
     ]
-    if found:
+    if found or not is_read(tls.cert, tls.key):
         return None, found
     made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     made.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -1,7 +1,7 @@
 """What must hold between the values of a policy. Pure: no file, no environment.
 
-The functions take lists with gaps (index → item), so that one broken backend does not hide what
-is wrong between the others.
+The functions take lists with gaps (index → item), and items of which some fields are broken (see
+`salvage`), so that one mistake in a backend does not hide what else is wrong with it or between the others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gateway.policy.problems import Finding
+from gateway.policy.salvage import is_read
 from gateway.policy.types import host_port, is_here, is_loopback
 
 if TYPE_CHECKING:
@@ -29,22 +30,35 @@ def between(
 ) -> list[Finding]:
     """Every contradiction between values that are well formed by themselves."""
     same_url = _twice("backends", "url", ((i, b.url) for i, b in backends.items()))
-    repeated = {f.loc[1] for f in same_url}  # their names, made from the URL, are equal as well
+    repeated = {f.loc[1] for f in same_url}  # names that are made from the URL are equal as well
     found = [
         *same_url,
         *_twice(
-            "backends", "name", ((i, b.name) for i, b in backends.items() if i not in repeated)
+            "backends",
+            "name",
+            (
+                (i, b.name)
+                for i, b in backends.items()
+                if i not in repeated or "name" in b.model_fields_set
+            ),
         ),
         *_twice("clients", "name", ((i, c.name) for i, c in clients.items())),
         *_twice(
             "clients",
             "header",
-            ((i, (h.name, h.value)) for i, c in clients.items() for h in c.header),
+            (
+                (i, (h.name, h.value))
+                for i, c in clients.items()
+                for h in c.header
+                if is_read(h.name, h.value)
+            ),
         ),
         *_twice("clients", "address", ((i, n) for i, c in clients.items() for n in c.address)),
     ]
     for i, backend in backends.items():
         found += _backend(("backends", i), backend)
+        if not is_read(backend.url):
+            continue
         server = urlsplit(backend.url)
         if any(is_here(one, server.hostname or "", server.port or 0) for one in (listen, control)):
             found.append(
@@ -73,6 +87,8 @@ def _twice(section: str, field: str, values: Iterable[tuple[int, object]]) -> li
     first: dict[object, int] = {}
     found = []
     for i, value in values:
+        if not is_read(value):
+            continue
         if value in first:
             found.append(
                 Finding(
@@ -98,6 +114,8 @@ def _backend(loc: Loc, backend: Backend) -> list[Finding]:
             )
         )
     default, largest = backend.default_output_tokens, backend.max_output_tokens
+    if not is_read(default, largest):
+        return found
     if default != "auto" and largest != "auto" and default > largest:
         found.append(
             Finding(
@@ -129,7 +147,7 @@ def _client(loc: Loc, client: Client) -> list[Finding]:
                 "remove it, or give this client another name",
             )
         )
-    if client.name != ANYONE and not ways:
+    if is_read(client.name) and client.name != ANYONE and not ways:
         found.append(
             Finding(
                 (*loc, "name"),
@@ -140,6 +158,8 @@ def _client(loc: Loc, client: Client) -> list[Finding]:
         )
     found += _overflow(loc, client)
     default, largest = client.default_output_tokens, client.max_output_tokens
+    if not is_read(default, largest):
+        return found
     if default is not None and largest is not None and default > largest:
         found.append(
             Finding(
@@ -154,7 +174,9 @@ def _client(loc: Loc, client: Client) -> list[Finding]:
 
 def _overflow(loc: Loc, client: Client) -> list[Finding]:
     """Trimming for a client that calls nothing which is trimmed."""
-    if client.overflow != "trim" or not client.routes or not TRIMMED.isdisjoint(client.routes):
+    if client.overflow != "trim" or not is_read(client.routes):
+        return []
+    if not client.routes or not TRIMMED.isdisjoint(client.routes):
         return []
     wrong = "has nothing to trim: this client may call no route with turns"
     remedy = f"add {' or '.join(sorted(TRIMMED))} to its routes, or leave it out"
@@ -177,7 +199,8 @@ def aliases(models: Mapping[str, Sequence[str]]) -> list[Finding]:
     for alias, targets in models.items():
         for target in dict.fromkeys(targets):
             if target in models:
-                remedy = f"write the name the server has: {', '.join(models[target])}"
+                named = ", ".join(models[target]) or "not an alias"
+                remedy = f"write the name the server has: {named}"
                 found.append(Finding(("models", alias), target, "is an alias itself", remedy))
             if targets.count(target) > 1:
                 wrong = "stands there twice, and is tried once"
@@ -186,22 +209,26 @@ def aliases(models: Mapping[str, Sequence[str]]) -> list[Finding]:
 
 
 def routes(
-    rules: Mapping[int, RouteRule], servers: Collection[str], callers: Collection[str]
+    rules: Mapping[int, RouteRule],
+    servers: Collection[str] | None,
+    callers: Collection[str] | None,
 ) -> list[Finding]:
-    """Names that nobody has, and rules that nothing reaches."""
+    """Names that nobody has (None: who there is cannot be read), and rules that nothing reaches."""
     found = []
     takes_all: int | None = None
     for i, rule in rules.items():
         found += [
             _nobody(("routes", i, "to"), name, "server", servers)
             for name in rule.to
-            if name not in servers
+            if servers is not None and name not in servers
         ]
         found += [
             _nobody(("routes", i, "when", "client"), name, "client", callers)
-            for name in rule.when.client
-            if name not in callers
+            for name in (rule.when.client if is_read(rule.when) else ())
+            if callers is not None and name not in callers
         ]
+        if not is_read(rule.when):
+            continue
         if takes_all is not None:
             wrong = f"is never reached: routes[{takes_all}] takes every request"
             found.append(Finding(("routes", i), {}, wrong, "move it up, or remove one of the two"))

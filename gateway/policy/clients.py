@@ -13,16 +13,17 @@ import hmac
 import os
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address, ip_network
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
 from gateway.policy.checks import ANYONE
 from gateway.policy.problems import Finding, PolicyError, Problem, shown
+from gateway.policy.salvage import is_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from gateway.policy.leases import Leases
     from gateway.policy.problems import Loc
@@ -96,7 +97,7 @@ def gather(
                 found.append(
                     Finding(
                         ("clients", i, field_name),
-                        list(value) if isinstance(value, tuple) else str(value),
+                        str(value) if isinstance(value, str | Path) else list(value),
                         f"holds the same key as clients[{owner}]",
                         "give each client a key of its own",
                     )
@@ -130,7 +131,7 @@ class _Reader:
     found: list[Finding]
 
     def variable(self, field_name: str, name: str | None) -> Iterator[str]:
-        if name is None:
+        if name is None or not is_read(name):
             return
         value = self.env.get(name, "").strip()
         if value:
@@ -140,7 +141,7 @@ class _Reader:
         self._find(field_name, name, state, f"export {name}=… before starting the gate")
 
     def file(self, field_name: str, path: Path | None) -> Iterator[str]:
-        if path is None:
+        if path is None or not is_read(path):
             return
         try:
             text = path.read_text(encoding="utf-8")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, get_args
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING
 
 from gateway.policy import checks
 from gateway.policy.problems import ABSENT, Finding, dotted
+from gateway.policy.section import Section, section_in
 from gateway.policy.types import OWN_ERROR
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ _CONSEQUENCES = frozenset({checks.CROSS_ERROR, "default_factory_not_called"})
 """Errors that only follow from others, or that `load` finds with more detail by itself."""
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> list[Finding]:
+def explain(error: ValidationError, model: type[Section]) -> list[Finding]:
     """Every primary mistake in `error`, which came from validating `model`."""
     return [
         _one(detail, model)
@@ -56,7 +55,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[Finding]:
     ]
 
 
-def _one(detail: ErrorDetails, model: type[BaseModel]) -> Finding:
+def _one(detail: ErrorDetails, model: type[Section]) -> Finding:
     loc, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return Finding(loc, detail["input"], "is not a known key", _unknown(loc, model))
@@ -67,7 +66,7 @@ def _one(detail: ErrorDetails, model: type[BaseModel]) -> Finding:
     return Finding(loc, value, wrong.format(**context), remedy)
 
 
-def _unknown(loc: Loc, model: type[BaseModel]) -> str:
+def _unknown(loc: Loc, model: type[Section]) -> str:
     name = str(loc[-1])
     fields = tuple(_model_at(loc[:-1], model).model_fields)
     if name.lower() in _INLINE_KEYS:
@@ -85,22 +84,15 @@ def _unknown(loc: Loc, model: type[BaseModel]) -> str:
     return f"known keys here: {', '.join(fields)}"
 
 
-def _model_at(loc: Loc, model: type[BaseModel]) -> type[BaseModel]:
+def _model_at(loc: Loc, model: type[Section]) -> type[Section]:
     for part in loc:
         if isinstance(part, str):
-            model = _model_in(model.model_fields[part].annotation) or model
+            model = section_in(model.model_fields[part].annotation) or model
     return model
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401  # any type expression
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(inner) for inner in get_args(annotation))
-    return next((inner for inner in found if inner is not None), None)
-
-
-def _sections(model: type[BaseModel]) -> Iterator[tuple[Loc, type[BaseModel]]]:
+def _sections(model: type[Section]) -> Iterator[tuple[Loc, type[Section]]]:
     yield (), model
     for name, info in model.model_fields.items():
-        if (inner := _model_in(info.annotation)) is not None:
+        if (inner := section_in(info.annotation)) is not None:
             yield (name,), inner

@@ -18,15 +18,18 @@ from pydantic import TypeAdapter, ValidationError
 from gateway.policy import certificate, checks, clients, document
 from gateway.policy.explain import explain
 from gateway.policy.leases import Leases
+from gateway.policy.origins import BESIDE_OTHERS, EVERY
 from gateway.policy.problems import ABSENT, Finding, Loc, PolicyError, Problem, shown
 from gateway.policy.routing import RouteRule
+from gateway.policy.salvage import is_read, salvaged
 from gateway.policy.schema import Backend, Client, Policy, Tls
-from gateway.policy.types import Address, ModelNames, ServerUrl
+from gateway.policy.section import Section
+from gateway.policy.types import Address, ModelName, ServerUrl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-T = TypeVar("T")
+S = TypeVar("S", bound=Section)
 
 _COMMAND_LINE = "command line"
 _ANY_LOOPBACK_PORT = "127.0.0.1:0"
@@ -40,6 +43,7 @@ def load_policy(
     control: str | None = None,
     tokenizer: Path | str | None = None,
     workers: int | None = None,
+    text: bytes | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> Policy:
     """The policy of one start of the gate.
@@ -48,13 +52,14 @@ def load_policy(
     `--backend`. They replace the file's list, but a URL that the file lists too keeps the settings
     it has there. `listen` and `control` win over KVGATE_LISTEN and KVGATE_CONTROL, those over the
     file; KVGATE_LOG sets the log level. `tokenizer` serves every backend, `workers` wins over the
-    file. Options are relative to the working directory, paths in the file to the file.
+    file. `text` stands in for what the file `path` holds, where it came another way. Options are
+    relative to the working directory, paths in the file to the file.
 
     Raises PolicyError with every mistake; its text is ready to be printed before exit code 2.
     """
     chosen = path or env.get("KVGATE_POLICY") or None
     sources = _Sources(None if chosen is None else Path(chosen))
-    sources.read()
+    sources.read(text)
     sources.servers(backends)
     sources.put(("listen",), env.get("KVGATE_LISTEN"), "KVGATE_LISTEN")
     sources.put(("control",), env.get("KVGATE_CONTROL"), "KVGATE_CONTROL")
@@ -99,16 +104,19 @@ class _Sources:
     def context(self) -> dict[str, Path]:
         return {} if self.path is None else {"base": self.path.absolute().parent}
 
-    def read(self) -> None:
-        """Take the policy file as the base of the mapping."""
+    def read(self, given: bytes | None = None) -> None:
+        """Take the policy file, or what is given for it, as the base of the mapping."""
         if self.path is None:
             return
         self.document = document.Document(str(self.path))
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = (self.path.read_bytes() if given is None else given).decode()
         except (OSError, UnicodeDecodeError) as error:
-            reason = (error.strerror or "") if isinstance(error, OSError) else "not UTF-8 text"
-            self._find(f"cannot be read: {reason.lower()}", "check the path of the policy file")
+            reason, remedy = "not utf-8 text", "save it as UTF-8"
+            if isinstance(error, OSError):
+                reason = (error.strerror or "").lower()
+                remedy = "check the path of the policy file"
+            self._find(f"cannot be read: {reason}", remedy)
             return
         self.document = document.read(text, str(self.path))
         self.findings += self.document.findings
@@ -137,7 +145,8 @@ class _Sources:
     def servers(self, urls: Sequence[str]) -> None:
         """Overlay the URLs of --backend, each with what the file says about it."""
         if not urls:
-            if not self.data.get("backends") and not self.findings:
+            unread = any(not finding.loc for finding in self.findings)
+            if self.data.get("backends") in (None, [], "") and not unread:
                 self.findings.append(
                     Finding(
                         ("backends",),
@@ -212,23 +221,25 @@ def _validate(sources: _Sources, env: Mapping[str, str]) -> tuple[Policy | None,
     found += checks.routes(
         _items(RouteRule, sources.data.get("routes"), sources.context),
         _written_names(sources.data.get("backends"), backends),
-        _written_names(sources.data.get("clients"), callers) or {checks.ANYONE},
+        _written_names(sources.data.get("clients"), callers, if_none=checks.ANYONE),
     )
     found += checks.open_door(
         listen, keyed=_has_keys(sources.data), allowed=sources.data.get("allow_open") is True
     )
-    leases = _lenient(Leases, sources.data.get("leases"), sources.context)
+    leases = salvaged(Leases, sources.data.get("leases"), sources.context)
     found += clients.gather(backends, callers, env, leases)[1]
     found += _tokenizers(backends)
-    found += certificate.problems(_lenient(Tls, sources.data.get("tls"), sources.context))
+    found += certificate.problems(salvaged(Tls, sources.data.get("tls"), sources.context))
+    if not any(finding.wrong == BESIDE_OTHERS[0] for finding in found):
+        found += _pages(sources.data.get("cors"))
     return policy, found
 
 
-def _items(kind: type[T], raw: object, context: Mapping[str, Path]) -> dict[int, T]:
-    """The well-formed items of a list, by index."""
+def _items(kind: type[S], raw: object, context: Mapping[str, Path]) -> dict[int, S]:
+    """What can be read of the items of a list, by index."""
     if not isinstance(raw, list):
         return {}
-    parsed = ((i, _lenient(kind, item, context)) for i, item in enumerate(raw))
+    parsed = ((i, salvaged(kind, item, context)) for i, item in enumerate(raw))
     return {i: item for i, item in parsed if item is not None}
 
 
@@ -246,20 +257,39 @@ def _address(data: Mapping[str, Any], name: str) -> str:
     return _lenient(Address, data[name]) or _ANY_LOOPBACK_PORT
 
 
-def _written_names(raw: object, parsed: Mapping[int, Backend] | Mapping[int, Client]) -> set[str]:
-    """Names of the entries of a list, those of broken entries too: nobody is missing who is there."""
-    entries = raw if isinstance(raw, list) else []
+def _written_names(
+    raw: object, parsed: Mapping[int, Backend] | Mapping[int, Client], if_none: str | None = None
+) -> set[str] | None:
+    """Names of the entries of a list, such as cannot be used too: nobody is missing who is there. None
+    where it is no list."""
+    if raw is not None and not isinstance(raw, list):
+        return None
     written = {
-        str(entry["name"]) for entry in entries if isinstance(entry, dict) and "name" in entry
+        str(entry["name"]) for entry in raw or () if isinstance(entry, dict) and "name" in entry
     }
-    return written | {item.name for item in parsed.values()}
+    names = written | {item.name for item in parsed.values() if is_read(item.name)}
+    return names or ({if_none} if if_none else set())
 
 
 def _names(raw: object) -> dict[str, tuple[str, ...]]:
-    """What of a mapping of names is well formed."""
+    """What of a mapping of names is well formed: every alias, and such models of it."""
     pairs = raw.items() if isinstance(raw, dict) else ()
-    named = ((k, _lenient(ModelNames, v)) for k, v in pairs if isinstance(k, str))
-    return {alias: names for alias, names in named if names is not None}
+    return {
+        alias: tuple(name for item in _listed(said) if (name := _lenient(ModelName, item)))
+        for alias, said in pairs
+    }
+
+
+def _listed(said: object) -> list[object]:
+    return said if isinstance(said, list) else [said]
+
+
+def _pages(raw: object) -> list[Finding]:
+    """A * beside others, of which one is broken: then nobody has looked at all of them together."""
+    pages = [page.strip() if isinstance(page, str) else page for page in _listed(raw)]
+    if EVERY not in pages or len(pages) == 1:
+        return []
+    return [Finding(("cors",), pages, *BESIDE_OTHERS)]
 
 
 def _has_keys(data: Mapping[str, Any]) -> bool:
@@ -278,5 +308,7 @@ def _tokenizers(backends: Mapping[int, Backend]) -> list[Finding]:
             "give the directory of the served model, or leave the line out",
         )
         for i, backend in backends.items()
-        if backend.tokenizer and not (backend.tokenizer / "tokenizer.json").is_file()
+        if backend.tokenizer
+        and is_read(backend.tokenizer)
+        and not (backend.tokenizer / "tokenizer.json").is_file()
     ]

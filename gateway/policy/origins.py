@@ -13,6 +13,11 @@ from gateway.policy.types import bad, listed
 EVERY: Final = "*"
 """Every page, whatever its origin."""
 
+BESIDE_OTHERS: Final = (
+    "has a * beside others, which allows every page",
+    'write ["*"] if that is meant, or take the * away',
+)
+
 _WHOLE = "write scheme and host, such as https://chat.example or http://localhost:3000"
 _HOST = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -64,10 +69,7 @@ def _split(rest: str) -> tuple[str, int | None]:
 
 def _together(origins: tuple[str, ...]) -> tuple[str, ...]:
     if EVERY in origins and len(origins) > 1:
-        raise bad(
-            "has a * beside others, which allows every page",
-            'write ["*"] if that is meant, or take the * away',
-        )
+        raise bad(*BESIDE_OTHERS)
     return origins
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -16,3 +18,11 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         hide_input_in_errors=True,  # a mistyped line may hold a key
     )
+
+
+def section_in(annotation: Any) -> type[Section] | None:  # noqa: ANN401  # any type expression
+    """The section that a field holds, or holds a list of; None where it holds none."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    found = (section_in(inner) for inner in get_args(annotation))
+    return next((inner for inner in found if inner is not None), None)

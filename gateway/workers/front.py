@@ -14,6 +14,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from gateway.edge.ids import NAME
 from gateway.observe.metrics import CONTENT_TYPE
 from gateway.page.guard import own_site_only
 from gateway.tasks import spawn
@@ -33,7 +34,9 @@ OK, SERVICE_UNAVAILABLE, UNPROCESSABLE = 200, 503, 422
 PASSED_ON = ("accept", "accept-language", "if-none-match")
 """Headers of a question that a worker's page looks at."""
 
-NOT_PASSED_BACK = frozenset({"connection", "keep-alive", "transfer-encoding", "date", "server"})
+NOT_PASSED_BACK = frozenset(
+    {"connection", "keep-alive", "transfer-encoding", "date", "server", NAME}
+)
 """Headers that are those of one connection, or that this server writes itself."""
 
 

@@ -22,6 +22,8 @@ OF_THE_SERVER = (
 ADDED = ("ledgers", "free_tokens", "forecast_tokens", "worst_tokens", "lingering_tokens")
 """Each worker's share or holding of it."""
 
+ADDED_OF_QUEUES = ("requests", "tokens", "bytes", "aside")
+
 OF_A_QUOTA = ("used_tokens", "under_way_tokens")
 
 ANY = ("ready", "leaving", "on_trial", "held")
@@ -33,7 +35,7 @@ def together(statuses: Sequence[Document]) -> Document:
     return {
         "backends": _backends(statuses),
         "queue": {
-            **{name: sum(q[name] for q in queues) for name in ("requests", "tokens", "bytes")},
+            **{name: sum(q[name] for q in queues) for name in ADDED_OF_QUEUES},
             "oldest_s": max((q["oldest_s"] for q in queues), default=0.0),
         },
         "clients": _named(client for status in statuses for client in status["clients"]),

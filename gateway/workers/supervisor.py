@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 from aiohttp import web
 
+from gateway.edge import ids
 from gateway.lease.local import Counter
 from gateway.lease.redis import RedisStore
 from gateway.lease.store import StoreError
@@ -118,6 +119,7 @@ class Supervisor:
         watching = spawn(Watchdog(self._crew, asking, self._log).run(), "watchdog")
         try:
             await runner.setup()
+            ids.on_all_of(runner)
             await web.SockSite(runner, self._control, backlog=1024).start()
             self._crew.start()
             self._reload.start()

@@ -89,6 +89,7 @@ class Lives(RuleBasedStateMachine):
         self.ends: dict[RequestId, int] = {}
         self.reserved: dict[RequestId, tuple[PoolId, int]] = {}
         self.shrunk: set[PoolId] = set()
+        self.put_back: set[RequestId] = set()
 
     @initialize(first=some_limits, second=some_limits)
     def start(self, first: PoolLimits, second: PoolLimits) -> None:
@@ -113,7 +114,7 @@ class Lives(RuleBasedStateMachine):
                     self.state[g.id] = "held"
                     self.reserved[g.id] = (g.pool, g.demand.kv)
                 case Refused(id=i, queued_s=waited):
-                    assert self.state[i] in {"new", "waiting"}
+                    assert self.state[i] in {"new", "waiting", "aside"}
                     assert waited is None or waited >= 0
                     self.end(i)
                 case Ended(id=i):
@@ -186,6 +187,29 @@ class Lives(RuleBasedStateMachine):
         self.take(self.core.submit(ticket, self.now))
         assert self.state[ident] != "new"
 
+    @rule(client=st.sampled_from(CLIENTS), late=st.sampled_from([0.0, 5.0]))
+    def arrive_before_its_server_is_known(self, client, late) -> None:
+        self.now += late
+        self.count += 1
+        ident = RequestId(f"r{self.count:06}")
+        self.state[ident], self.ends[ident] = "new", 0
+        ticket = Ticket(id=ident, client=client, ask=Ask(()), pools=(), body_bytes=100)
+        self.take(self.core.attend(ticket, self.now))
+        if self.state[ident] == "new":
+            self.state[ident] = "aside"
+
+    @precondition(lambda self: self.any_in("aside"))
+    @rule(index=pick, prompt=st.integers(0, 600), where=st.sampled_from([POOLS, POOLS[1:]]))
+    def its_server_is_known(self, index, prompt, where) -> None:
+        ident = self.some("aside", index)
+        client = self.core.books.waiting[ident].rule
+        self.take(self.core.leave(ident, self.now))
+        if self.state[ident] == "aside":
+            self.state[ident] = "new"
+            ticket = Ticket(ident, client, Ask((prompt,), 1, 50), where, 100)
+            self.take(self.core.submit(ticket, self.now))
+            assert self.state[ident] != "new"
+
     @precondition(lambda self: self.any_in("held"))
     @rule(index=pick, tokens=st.integers(0, 800))
     def stream(self, index, tokens) -> None:
@@ -229,7 +253,9 @@ class Lives(RuleBasedStateMachine):
     def engine_pushes_back(self, index, void, pause) -> None:
         state = "void" if void and self.any_in("void") else "held"
         if self.any_in(state):
-            self.take(self.core.requeue(self.some(state, index), self.now, pause))
+            ident = self.some(state, index)
+            self.put_back.add(ident)
+            self.take(self.core.requeue(ident, self.now, pause))
 
     @rule(which=st.sampled_from(POOLS))
     def server_dies(self, which) -> None:
@@ -334,7 +360,11 @@ class Lives(RuleBasedStateMachine):
         assert {e.ticket.id for e in entries} == set(books.waiting)
         assert books.tokens == sum(e.need for e in entries)
         assert books.bytes == sum(e.ticket.body_bytes for e in entries)
-        assert len(entries) <= self.core.queue.max_requests + 1
+        assert books.aside == sum(not e.demands for e in entries)
+        assert books.aside == sum(state == "aside" for state in self.state.values())
+        # What was let in once and is put back is not refused for want of a place.
+        put_back = sum(e.ticket.id in self.put_back for e in entries)
+        assert len(entries) - put_back <= self.core.queue.max_requests
         for flow in books.flows.values():
             order = [e.seq for e in flow.waiting]
             assert order == sorted(order)
@@ -403,6 +433,11 @@ class Lives(RuleBasedStateMachine):
         """Everybody leaves: every ledger must come back to zero."""
         for ident in [i for i, s in self.state.items() if s == "waiting"]:
             self.take(self.core.cancel(ident, self.now))
+        while self.any_in("aside"):
+            ident = self.some("aside", 0)
+            self.take(self.core.leave(ident, self.now))
+            if self.state[ident] == "aside":
+                self.end(ident)
         while self.any_in("held", "void"):
             ident = self.some("held" if self.any_in("held") else "void", 0)
             self.take(self.core.settle(ident, Outcome.COMPLETED, self.now))

@@ -179,3 +179,25 @@ def test_a_place_is_kept_for_half_a_minute_and_for_its_owner() -> None:
     desk.wait(60.0)
     desk.ask("back", 950, 1)
     assert desk.core.books.entry(rid("back")).seq > 4
+
+
+@pytest.mark.parametrize("tpot_s", [0.1, None])
+@pytest.mark.parametrize("forecast", [False, True])
+def test_what_was_held_back_is_given_back_however_memory_is_promised(
+    forecast: bool, tpot_s: float | None
+) -> None:
+    """Also where no speed is looked at: clean work is counted by the same windows."""
+    limits = PoolLimits(kv_tokens=1000, forecast=forecast, tpot_s=tpot_s)
+    desk = Desk(gpu0=limits)
+    desk.ask("a", 10, 100)
+    desk.take(desk.core.retracted(GPU0, desk.now))
+    desk.finish("a")
+    learned = desk.core.books.pools[GPU0].ledger.envelope
+    assert learned.share < 1.0
+    for number in range(70):  # a little more than ten minutes
+        desk.ask(f"b{number}", 10, 100)
+        desk.wait(10)
+        desk.finish(f"b{number}")
+    assert learned.share == 1.0
+    desk.wait(60)
+    assert desk.core.next_wakeup() is None, "and then nothing is looked at"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core import choice, prefix
-from gateway.core.model import ClientRule, Lead, PoolLimits, QueueRule
+from gateway.core.model import Ask, ClientRule, Lead, PoolLimits, QueueRule, RequestId, Ticket
 from gateway.core.prefix import Prefixes
 from tests.core.desk import GPU0, GPU1, Desk
 
@@ -307,8 +307,12 @@ def test_without_samples_a_deadline_is_given_a_try() -> None:
     assert "first" in desk.running
 
 
-def test_an_idle_server_is_not_kept_idle_for_a_request_that_may_be_late() -> None:
+@pytest.mark.parametrize("aside", [0, 1])
+def test_an_idle_server_is_not_kept_idle_for_a_request_that_may_be_late(aside: int) -> None:
     desk = two()
+    for number in range(aside):  # who waits for no pool yet would get none of its time
+        ticket = Ticket(RequestId(f"aside{number}"), ClientRule("another"), Ask(()), ())
+        desk.take(desk.core.attend(ticket, desk.now))
     desk.ask("tight", 5_000, to=(GPU0,), deadline=desk.now + 6.0)  # 5 s likely, 6.5 to be sure
     assert "tight" in desk.running
     desk.ask("second", 5_000, to=(GPU1,), deadline=desk.now + 6.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.model import Code, Lingering, Outcome, PoolLimits, QueueRule, Release
-from tests.core.desk import Desk, rid
+from tests.core.desk import GPU0, Desk, rid
 
 ONE = PoolLimits(kv_tokens=100)
 AWAY_S = 500.0
@@ -105,3 +105,129 @@ def test_a_longer_grace_stays_the_longer(desk: Desk) -> None:
     assert [one.until for one in told if isinstance(one, Lingering)] == [desk.now + 30.0]
     told = desk.take(desk.core.prolong(rid("runs"), desk.now, 20.0))
     assert [one.until for one in told if isinstance(one, Lingering)] == [desk.now + 30.0]
+
+
+# ---- what was learned --------------------------------------------------------------------------
+
+
+def drained(desk: Desk, seconds: int) -> None:
+    """One request after the other, each a second."""
+    for number in range(seconds):
+        desk.ask(f"done{number}", 1, 40)
+        desk.wait(1)
+        desk.finish(f"done{number}")
+
+
+def told(desk: Desk, name: str) -> float:
+    """What somebody is told for whom there is no room."""
+    desk.core.queue = QueueRule(max_requests=1)
+    desk.ask(name, 1, 90)
+    return desk.refused[name].retry_after_s or 0.0
+
+
+def test_the_drain_goes_on_as_fast_as_it_went() -> None:
+    desk = Desk(gpu0=ONE)
+    drained(desk, 60)
+    desk.ask("runs", 1, 90)
+    desk.ask("waits", 1, 90)
+    before = told(desk, "a")
+    assert before < 10
+    stand_still(desk)
+    assert told(desk, "b") == before
+
+
+def test_who_was_told_to_come_back_keeps_his_place() -> None:
+    desk = Desk(QueueRule(max_requests=1), gpu0=ONE)
+    desk.ask("runs", 1, 90)
+    desk.ask("waits", 1, 90)
+    desk.ask("early", 1, 80)
+    assert desk.refused.pop("early").retry_after_s
+    desk.wait(5)
+    stand_still(desk)
+    away = desk.core._recall.away(desk.now)
+    assert away == {"anyone": 82}, "who could not come has not stayed away"
+    desk.finish("runs")
+    desk.ask("late", 1, 70)
+    desk.core.queue = QueueRule(max_requests=9)
+    desk.ask("early", 1, 80)
+    assert desk.core.books.entry(rid("early")).came_back
+    desk.wait(31)
+    assert desk.core._recall.away(desk.now) == {}
+
+
+def test_a_place_is_kept_for_no_longer_than_it_would_have_been() -> None:
+    desk = Desk(QueueRule(max_requests=1), gpu0=ONE)
+    desk.ask("runs", 1, 90)
+    desk.ask("waits", 1, 90)
+    desk.ask("early", 1, 80)
+    stand_still(desk)
+    desk.wait(34.9)
+    assert desk.core._recall.away(desk.now) == {"anyone": 82}
+    desk.wait(0.2)
+    assert desk.core._recall.away(desk.now) == {}
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["asleep", "written meanwhile"])
+def test_streams_are_not_taken_for_slower_or_faster_than_they_are(goes_on: bool) -> None:
+    """Whether a server wrote all the while cannot be told: what it had under way tells nothing."""
+    desk = Desk(gpu0=PoolLimits(kv_tokens=100_000, slots=40, tpot_s=0.1))
+    pace = desk.core.books.pools[GPU0].ledger.pace
+    names = [f"s{number}" for number in range(20)]
+    for name in names:
+        desk.ask(name, 10, 3_000)
+    desk.first_token(*names)
+    tokens = 1
+    for _ in range(20):
+        desk.wait(1)
+        tokens += 20
+        for name in names:
+            desk.core.true_up(rid(name), tokens)
+    before = pace.slots, pace.tokens_per_s, pace._best
+    stand_still(desk)
+    for _ in range(20):
+        tokens += 2_000 * goes_on + 20
+        goes_on = False
+        for name in names:
+            desk.core.true_up(rid(name), tokens)
+        desk.wait(1)
+    assert (pace.slots, pace.tokens_per_s, pace._best) == before
+    desk.ask("new", 10, 3_000)
+    desk.first_token("new")
+    for number in range(1, 8):
+        desk.wait(1)
+        desk.core.true_up(rid("new"), number * 40)
+    assert pace.tokens_per_s != before[1], "who comes after it tells"
+
+
+def test_prompts_that_were_being_read_do_not_make_a_server_slow() -> None:
+    desk = Desk(gpu0=PoolLimits(kv_tokens=100_000))
+    for number in range(30):
+        desk.ask(f"t{number}", 1_000, 10)
+        desk.wait(1.0)
+        desk.first_token(f"t{number}")
+        desk.finish(f"t{number}")
+    place = desk.core.books.pools[GPU0]
+    names = [f"s{number}" for number in range(8)]
+    for name in names:
+        desk.ask(name, 100, 10)
+    before = place.ttft.predict(1_000, 1_000, 0, 0), place.prefill_rate
+    stand_still(desk)
+    desk.first_token(*names)
+    assert (place.ttft.predict(1_000, 1_000, 0, 0), place.prefill_rate) == before
+    assert desk.prefill() == 0
+    desk.ask("new", 1_000, 10)
+    desk.wait(3.0)
+    desk.first_token("new")
+    assert place.prefill_rate != before[1], "who comes after it tells"
+
+
+def test_time_in_which_nobody_looked_is_no_clean_work() -> None:
+    desk = Desk(gpu0=PoolLimits(kv_tokens=1_000, tpot_s=0.1))
+    desk.ask("runs", 1, 900)
+    desk.take(desk.core.retracted(GPU0, desk.now))
+    envelope = desk.core.books.pools[GPU0].ledger.envelope
+    before = envelope.share
+    assert before < 1.0
+    stand_still(desk)
+    desk.wait(5)
+    assert before < envelope.share < before + 0.001

@@ -18,7 +18,8 @@ ROOT = Path(gateway.__file__).parent
 # The modules of a request's way, and the coroutines in them that are not on it.
 WAY: dict[str, set[str]] = {
     # They only call what is cut here; of what draining cuts, see test_drain.
-    "edge/handler.py": {"_quick", "_generate", "_counted"},
+    "edge/handler.py": {"_quick", "_generate"},
+    "edge/lobby.py": {"for_model"},  # of a route without a record
     "edge/heartbeat.py": {"_beat", "_one"},  # a task of its own
     "edge/relay.py": set(),
     "edge/body.py": set(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import signal
@@ -294,6 +295,28 @@ def test_the_exit_codes_of_the_small_commands(capsys, tmp_path) -> None:
     assert _main(capsys)[0] == 2
     code, out, err = _main(capsys, "nonsense")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+def test_a_policy_may_be_checked_before_it_is_a_file(capsys, tmp_path, monkeypatch) -> None:
+    """`kustomize … | kvgate check -`; its paths count from the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def piped(data: bytes) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return _main(capsys, "check", "-")
+
+    good = b"backends: [{url: 'http://a:1', name: gpu0, tokenizer: here}]\n"
+    code, _, err = piped(good)
+    assert (code, "stdin:1: backends[0].tokenizer = " in err) == (2, True)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "tokenizer.json").write_text("{}")
+    assert piped(good) == (0, "stdin: good, in front of gpu0\n", "")
+    code, _, err = piped(b"\xff")
+    assert (code, "stdin: cannot be read: not utf-8 text" in err) == (2, True)
+    code, _, err = piped(b"")
+    assert (code, "is empty: there is no server" in err) == (2, True)
+    (tmp_path / "-").write_bytes(good)
+    assert _main(capsys, "check", "./-")[0] == 0
 
 
 @pytest.mark.parametrize(

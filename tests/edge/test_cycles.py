@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from gateway.core.model import QueueRule
 from gateway.edge import handler
 from gateway.edge.trip import Trip
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, chat
@@ -98,6 +99,25 @@ async def test_so_is_one_whose_client_left(rig, trips, stream: bool) -> None:
         )
         await rig.engine.arrived()
         peer.reset()
+    rig.handled = len(trips)
+    await rig.until(lambda: all(trip() is None for trip in trips))
+
+
+async def test_so_is_one_that_waited_for_word_of_its_server(rig, trips) -> None:
+    """Refused for want of a place, made to give way, gone, and answered."""
+    server = rig.app.fleet.backends["gpu0"]
+    rig.engine.default = Behaviour(tokens=1)
+    rig.app.gate.core.queue = QueueRule(max_requests=2)
+    server.ready, server._expected_until = False, asyncio.get_running_loop().time() + 9
+    asked = [asyncio.ensure_future(rig.chat(max_tokens=1)) for _ in range(3)]
+    await rig.until(lambda: any(one.done() for one in asked))
+    (left,) = [one for one in asked if not one.done()][:1]
+    left.cancel()
+    await rig.until(lambda: rig.app.gate.view().queue.aside == 1)
+    server.opens()
+    rig.app.fleet._turn(server)
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert sorted(one.result().status for one in asked if not one.cancelled()) == [200, 429]
     rig.handled = len(trips)
     await rig.until(lambda: all(trip() is None for trip in trips))
 

@@ -69,7 +69,7 @@ async def silent(rig, monkeypatch):
 
 
 async def test_it_is_waited_for_no_longer_than_a_connection_takes(silent, monkeypatch) -> None:
-    monkeypatch.setattr("gateway.edge.backends.DOUBT_S", 0.1)
+    monkeypatch.setattr("gateway.edge.lobby.DOUBT_S", 0.1)
     got = await silent.chat(max_tokens=1)
     assert (got.status, got.code) == (503, "no_backend")
     silent.handled = 2
@@ -108,7 +108,7 @@ async def test_who_waits_for_a_server_that_is_taken_out_hears_so_at_once(
     silent, monkeypatch
 ) -> None:
     monkeypatch.setattr(backend, "DOUBT_S", 60.0)
-    monkeypatch.setattr("gateway.edge.backends.DOUBT_S", 60.0)
+    monkeypatch.setattr("gateway.edge.lobby.DOUBT_S", 60.0)
     silent.app.fleet.backends["gpu0"]._expected_until += 60.0
     waits = asyncio.ensure_future(silent.chat(max_tokens=1))
     await silent.until(lambda: len(silent.app.data.under_way._tasks) == 1)
@@ -149,7 +149,7 @@ async def test_who_comes_while_the_gate_is_being_started_waits_for_the_first_loo
 async def test_who_comes_while_it_is_started_before_a_dead_server_hears_so_at_once(
     start, monkeypatch
 ) -> None:
-    monkeypatch.setattr("gateway.edge.backends.DOUBT_S", 60.0)  # nobody waits for that to be over
+    monkeypatch.setattr("gateway.edge.lobby.DOUBT_S", 60.0)  # nobody waits for that to be over
     monkeypatch.setattr(Rig, "ready", _is_not_waited_for)
     async with start({"backend": {"url": "http://127.0.0.1:9"}}, quiet=False) as rig:
         async with asyncio.timeout(5):
@@ -160,7 +160,7 @@ async def test_who_comes_while_it_is_started_before_a_dead_server_hears_so_at_on
 async def test_one_that_has_been_met_and_is_away_is_not_waited_for_as_if_it_were_new(
     rig, monkeypatch
 ) -> None:
-    monkeypatch.setattr("gateway.edge.backends.DOUBT_S", 60.0)
+    monkeypatch.setattr("gateway.edge.lobby.DOUBT_S", 60.0)
     one = rig.app.fleet.backends["gpu0"]
     rig.app.fleet._close(one)  # its watch found it silent: no request had doubted it
     async with asyncio.timeout(5):

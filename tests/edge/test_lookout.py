@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gateway.core.model import Ask, RequestId, Ticket
+from gateway.edge import lookout
 from gateway.edge.lookout import local_server
 from tests.edge.rig import TEXT
 from tests.fakes.behaviour import Behaviour
@@ -186,3 +188,21 @@ async def test_status_and_history(start, tmp_path) -> None:
 
 async def test_a_verdict_waits_until_enough_was_seen(rig) -> None:
     assert (await rig.status())["verdict"] is None
+
+
+async def test_one_that_waits_for_word_of_a_server_lacks_nothing_on_any(rig, monkeypatch) -> None:
+    """Nor is it taken for one more of those before it whose lack was looked at."""
+    monkeypatch.setattr(lookout, "ASKED", 1)
+    hold = asyncio.Event()
+    rig.engine.default = Behaviour(tokens=2, hold=hold, hold_at=1)
+    full = {"prompt": [1] * 20, "max_tokens": 5000, "stream": True}
+    asked = [asyncio.ensure_future(rig.post(TEXT, full)) for _ in range(2)]
+    await rig.queued(1)
+    rule = next(iter(rig.app.gate.core.books.flows.values())).rule
+    ticket = Ticket(RequestId("aside"), rule, Ask(()), ())
+    rig.app.gate.attend(ticket)
+    monkeypatch.setattr(lookout, "_lacks", lambda *_: {"gpu0": "prefill"})
+    assert rig.app.lookout._waits(rig.app.gate.now())["gpu0"].prefill == 1
+    rig.app.gate.leave(ticket.id)
+    hold.set()
+    await asyncio.gather(*asked)

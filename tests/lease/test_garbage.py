@@ -148,6 +148,8 @@ async def test_what_was_read_before_is_not_read_anew(monkeypatch) -> None:
     assert others.use("a", 3600.0, now).used == 5
     assert others.held == {"a": 7}
     assert len(of._read) == 3
-    of._heard(Heard(b"s"))
-    assert of._read == {}, "who is not there any more"
+    assert of._heard(Heard(b"s")).keys() == {"ended", "lives"}, "what counts yet is not forgotten"
     assert of._odd == set()
+    now += 4000.0
+    assert of._heard(Heard(b"s")) == {}
+    assert of._read == {}, "who is not there any more"

@@ -12,6 +12,7 @@ import aiohttp
 import structlog
 from aiohttp import web
 
+from gateway.edge import ids
 from gateway.policy.load import load_policy
 from gateway.reload import Reload
 from gateway.workers.asking import Asking
@@ -54,7 +55,8 @@ class Worker:
         if self.silent:
             await asyncio.Event().wait()
         status, body = self.answers.get(request.path, (404, {}))
-        return web.json_response(body, status=status, headers={"x-from": self.path.name})
+        headers = {"x-from": self.path.name, ids.NAME: "the-worker-s"}
+        return web.json_response(body, status=status, headers=headers)
 
 
 class Front2:
@@ -93,6 +95,7 @@ async def front(folder: Path) -> AsyncIterator[Front2]:
     app = Front(crew, asking, reload).app()
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
+    ids.on_all_of(runner)
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
     try:
@@ -230,3 +233,14 @@ async def test_a_worker_that_hangs_is_ended_and_one_that_answers_is_not(
         running.cancel()
         assert first.returncode is None
         assert len(two.workers[0].asked) >= 2
+
+
+async def test_each_answer_has_one_id_and_that_is_not_the_worker_s(tmp_path) -> None:
+    async with front(tmp_path) as two, aiohttp.ClientSession() as http:
+        two.workers[0].answers["/trend"] = (200, {})
+        for path in ("/healthz", "/trend", "/nowhere", "/trend?worker=9"):
+            async with http.get(two.url + path, headers={ids.NAME: "mine"}) as answer:
+                assert answer.headers.getall(ids.NAME) == ["mine"], path
+            async with http.get(two.url + path) as answer:
+                (drawn,) = answer.headers.getall(ids.NAME)
+                assert len(drawn) == 28, path

@@ -141,7 +141,7 @@ def backend(name: str, *, ready: bool, limit: int, state: str = "ready") -> sums
 def status(*backends: sums.Document, **more: object) -> sums.Document:
     return {
         "backends": list(backends),
-        "queue": {"requests": 1, "tokens": 10, "bytes": 100, "oldest_s": 1.5},
+        "queue": {"requests": 1, "tokens": 10, "bytes": 100, "aside": 1, "oldest_s": 1.5},
         "clients": [{"name": "a", "held_tokens": 3, "inflight": 1, "waiting": 0}],
         "quotas": [],
         "totals": {"admitted": 2, "rejected": {"queue_full": 1}},
@@ -187,7 +187,7 @@ def test_the_status_of_two_is_of_the_form_of_one() -> None:
             status(
                 backend("gpu0", ready=True, limit=7),
                 backend("gpu1", ready=True, limit=1),
-                queue={"requests": 2, "tokens": 0, "bytes": 1, "oldest_s": 0.5},
+                queue={"requests": 2, "tokens": 0, "bytes": 1, "aside": 2, "oldest_s": 0.5},
                 totals={"admitted": 5, "rejected": {"draining": 4}},
                 clients=[{"name": "b", "held_tokens": 1, "inflight": 1, "waiting": 2}],
             ),
@@ -198,7 +198,13 @@ def test_the_status_of_two_is_of_the_form_of_one() -> None:
     assert gpu0["ledgers"]["kv"] == {"limit": 12, "reserved": 2, "used": 2}
     assert (gpu0["free_tokens"], gpu0["forecast_tokens"], gpu0["deaths"]) == (4, None, 7)
     assert gpu1["ledgers"]["kv"]["limit"] == 1
-    assert told["queue"] == {"requests": 3, "tokens": 10, "bytes": 101, "oldest_s": 1.5}
+    assert told["queue"] == {
+        "requests": 3,
+        "tokens": 10,
+        "bytes": 101,
+        "aside": 3,
+        "oldest_s": 1.5,
+    }
     assert told["totals"] == {"admitted": 7, "rejected": {"queue_full": 1, "draining": 4}}
     assert [(c["name"], c["waiting"]) for c in told["clients"]] == [("a", 0), ("b", 2)]
     assert sums.together([])["backends"] == []

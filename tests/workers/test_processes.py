@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.amount import NOTHING
+from gateway.edge.ids import NAME
 from tests.fakes.behaviour import Behaviour
 from tests.lease.fleet import TTL_S, settle, table_of
 from tests.lease.server import RedisServer, needs_server
@@ -65,6 +66,8 @@ async def test_two_workers_serve_one_port_share_one_pool_and_drain_together(tmp_
         for number in (0, 1):
             code, page = await running.get(f"/?worker={number}")
             assert (code, page[:15]) == (200, "<!doctype html>")
+        async with running.http.get(running.control + "/nowhere", headers={NAME: "m"}) as answer:
+            assert (answer.status, answer.headers[NAME]) == (404, "m")
         assert await running.get("/trend?worker=2") == (
             400,
             "worker is a number from 0 to 1: /trend?worker=0\n",

@@ -1,0 +1,80 @@
+"""Where requests wait to hear whether a server is there.
+
+When the gate is started, when a server is added, and when a connection that broke has made one doubtful,
+it is a matter of moments to know. Who comes meanwhile is not sent away for it: it waits, in the queue
+like all others (`core.bounds`), so that it is seen there and held to the same bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gateway.core.model import Ask, RequestId, Ticket
+from gateway.edge import ids, models
+from gateway.edge.backend import DOUBT_S
+from gateway.tasks import in_time
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from gateway.core.model import ClientRule
+    from gateway.edge.backend import Backend
+    from gateway.edge.backends import Fleet
+    from gateway.gate import Gate
+
+UNKNOWN = Ask(())
+"""What a request wants that has not been counted."""
+
+
+class Lobby:
+    """See the module. Its answers are true at once, and no longer than until the next await."""
+
+    def __init__(self, gate: Gate, fleet: Fleet) -> None:
+        self._gate = gate
+        self._fleet = fleet
+
+    async def settled(
+        self, backends: Collection[Backend], ident: RequestId, rule: ClientRule, size: int
+    ) -> bool:
+        """Whether one of `backends` is ready; while that is a matter of moments, when it is known.
+
+        It is asked for the request `ident`, of a client with that rule and a body of `size` bytes.
+        Raises Shed where the queue has no place for it.
+        """
+        if any(one.ready for one in backends):
+            return True
+        if any(one.expected for one in backends):  # nearly never
+            await self._wait(backends, Ticket(ident, rule, UNKNOWN, (), size))
+        return any(one.ready for one in backends)
+
+    async def still_there(self, ticket: Ticket) -> None:
+        """Wait likewise where all that a ticket names have come into doubt since it was written. Who is
+        away then, the gate tells."""
+        named = [self._fleet.backends.get(pool.backend) for pool in ticket.pools]
+        there = [one for one in named if one is not None]
+        await self.settled(there, ticket.id, ticket.client, ticket.body_bytes)
+
+    async def for_model(self, model: str | None, rule: ClientRule, size: int) -> list[Backend]:
+        """The servers that may be asked for a model, by a request that has no other name. Who is away
+        all the same, the count tells. Raises Shed, and Invalid for an adapter that is not there."""
+        backends = models.serving(self._fleet, model)
+        await self.settled(backends, RequestId(ids.drawn()), rule, size)
+        return backends
+
+    async def _wait(self, backends: Collection[Backend], ticket: Ticket) -> None:
+        refused = self._gate.attend(ticket)
+        try:
+            async with in_time(DOUBT_S):
+                while not any(one.ready for one in backends) and any(
+                    one.expected for one in backends
+                ):
+                    news = self._fleet.news
+                    await asyncio.wait((news, refused), return_when=asyncio.FIRST_COMPLETED)
+                    if refused.done():
+                        refused.result()  # raises Shed
+        except TimeoutError:
+            pass
+        finally:
+            self._gate.leave(ticket.id)
+            del refused  # it holds what it raised, which has passed this frame, and so holds that

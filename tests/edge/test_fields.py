@@ -357,6 +357,17 @@ async def test_prompt_logprobs_over_long_prompts_are_refused(start) -> None:
         assert len(rig.engine.seen) == 2
 
 
+@pytest.mark.parametrize("logprobs", [0, "0", 0.0, False])
+async def test_an_echo_without_log_probabilities_at_each_token_is_refused(rig, logprobs) -> None:
+    """A bare 500 of 0.5.17, whose answer then has none of the prompt."""
+    text = {"prompt": "a", "max_tokens": 2}
+    got = await rig.post(TEXT, text | {"echo": True, "logprobs": logprobs})
+    assert (got.status, got.error["param"]) == (400, "logprobs")
+    assert rig.engine.seen == []
+    for fine in ({"echo": False, "logprobs": logprobs}, {"echo": True, "logprobs": 1}):
+        assert (await rig.post(TEXT, text | fine)).status == 200
+
+
 @pytest.mark.parametrize("dp", [2])
 async def test_the_rank_is_the_ledgers_choice(start, dp: int) -> None:
     """Each rank has a pool and a ledger of its own, and the body names the rank."""

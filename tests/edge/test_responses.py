@@ -128,3 +128,29 @@ async def test_one_that_waits_gets_comments_and_then_its_error_as_an_event(start
         assert got.body.startswith(b": waiting, position 1\n\n")
         ((name, event),) = told(got.body)
         assert (name, event["code"]) == ("error", "queue_timeout")
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("temperature", -0.1, 0),
+        ("top_p", 0, 1),
+        ("top_p", "1.5", "0.5"),
+        ("min_p", -1, 0),
+        ("top_k", -2, -1),
+        ("top_k", 0, 1),
+        ("frequency_penalty", 2.5, -2),
+        ("presence_penalty", -2.5, 2),
+        ("repetition_penalty", -1, 0.5),
+        ("repetition_penalty", 3, None),
+    ],
+)
+async def test_a_parameter_out_of_its_range_is_refused_before_a_stream_begins(
+    rig, field: str, bad: Any, good: Any
+) -> None:
+    """Of a stream of responses the engine looks once it has begun: a bare 500 (0.5.17)."""
+    body = {"input": "a", "max_output_tokens": 5, "stream": True}
+    got = await rig.post("/v1/responses", body | {field: bad})
+    assert (got.status, got.error["param"]) == (400, field)
+    assert rig.engine.seen == []
+    assert (await rig.post("/v1/responses", body | {field: good})).status == 200

@@ -54,6 +54,7 @@ class Responses:
         grammars.check_within(body, "text")
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
         hazards.check_numbers(body)
+        hazards.check_ranges(body)
         cap = guard.cap(body.get(CAP), CAP, zero_is_unset=False)
         if cap is not None and cap < LEAST:
             msg = f"{CAP} must be at least {LEAST}"

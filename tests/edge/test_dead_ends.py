@@ -53,6 +53,14 @@ def tool(parameters: Any, **fields: Any) -> Any:
         "root ::= []",
         'root ::= "a" []',
         'root ::= # "x"\n root "y"',
+        'root ::= b\nb ::= b ("x")',
+        'root ::= b\nb ::= b("x" | "y")*',
+        "root ::= -\n- ::= -",
+        "root ::= .a\n.a ::= .a",
+        'root ::= ExcludeToken\nExcludeToken ::= ExcludeToken ("x")',
+        "root::=root+",
+        'root ::= "a"{0} root',
+        'root ::= a ("x"){ 0 , 0 } root\na ::= ""',
     ],
 )
 def test_a_rule_that_begins_with_itself_alone_leads_nowhere(text: str) -> None:
@@ -71,7 +79,12 @@ def test_a_rule_that_begins_with_itself_alone_leads_nowhere(text: str) -> None:
         'root ::= "[]" | "root ::= root"',
         'root ::= TagDispatch(("<a>", a), loop=true)\na ::= "x" (= "y")',
         'expr ::= term | expr "+" term\nterm ::= [0-9]+ | "(" expr ")"\nroot ::= expr\n',
-        'root ::= nowhere',  # the engine's parser refuses it in words
+        'root ::= ExcludeToken(1, 2) "x"',
+        'root ::= "a"{0,} root',
+        'root ::= "a"{0,3} root',
+        'root ::= "a"{0}',
+        'root ::= pair ("x" | pair)\npair ::= "a" ( "b" )',
+        "root ::= nowhere",  # the engine's parser refuses it in words
         'root  ::=  "{" ws (pair ("," ws pair)*)? "}"\npair ::= str ":" ws str\nstr ::= "\\"" [^"\\\\]* "\\""\nws ::= [ \\t\\n]*',
     ],
 )  # fmt: skip

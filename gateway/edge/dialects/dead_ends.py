@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _PIECE: Final = re.compile(
     r'(?P<text>"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])+/?)|(?P<letters>\[(?:\\.|[^\]\\\n])*\]?)'
-    r"|(?P<comment>\#[^\n]*|//[^\n]*)|(?P<rule>[A-Za-z_][\w.-]*)\s*::=|(?P<look>\(\s*=)"
-    r"|(?P<call>[A-Za-z_][\w.-]*)\s*\((?!\s*=)|(?P<name>[A-Za-z_][\w.-]*)"
-    r"|\{\s*(?P<least>\d+)\s*(?:,\s*\d*\s*)?\}|(?P<mark>[()|*?+])"
+    r"|(?P<comment>\#[^\n]*|//[^\n]*)|(?P<rule>[A-Za-z_.\-][A-Za-z0-9_.\-]*)\s*::=|(?P<look>\(\s*=)"
+    r"|(?P<call>(?:Exclude)?Token\s*\([\d\s,]*\))|(?P<name>[A-Za-z_.\-][A-Za-z0-9_.\-]*)"
+    r"|\{\s*(?P<least>\d+)\s*(?:,\s*(?P<most>\d*)\s*)?\}|(?P<mark>[()|*?+])"
 )
-"""What an EBNF is made of. Anything else begins nothing."""
+"""What an EBNF is made of. Anything else begins nothing; a name before brackets is a rule."""
 
 NO_LETTERS: Final = "[]"
 
@@ -130,7 +130,7 @@ def _reached(begins: list[int], users: dict[int, list[int]]) -> set[int]:
 def _read(text: str, rules: dict[str, _Choice]) -> str | None:
     """Fill `rules`; what is told is an empty choice of letters."""
     open_: list[_Choice] = [_Choice()]
-    looks = 0  # brackets within what is only looked at, or given to a call
+    looks = 0  # brackets within what is only looked at
     for piece in _PIECE.finditer(text):
         kind, what = str(piece.lastgroup), piece[0]
         if piece["rule"]:
@@ -140,21 +140,21 @@ def _read(text: str, rules: dict[str, _Choice]) -> str | None:
             continue
         row = open_[-1].rows[-1]
         if looks:
-            looks += what.count("(") - what.count(")") if kind in {"mark", "call", "look"} else 0
+            looks += what.count("(") - what.count(")") if kind in {"mark", "look"} else 0
         elif kind == "letters" and what == NO_LETTERS:
             return NO_LETTERS
         elif kind == "mark":
             _mark(what, open_)
-        elif kind == "least" and row:
-            row[-1].may |= int(piece["least"][:_DIGITS]) == 0
+        elif piece["least"]:
+            _times(row, piece["least"], piece["most"])
         elif (item := _item(kind, what)) is not None:
             row.append(item)
-            looks = int(kind in {"look", "call"})
+            looks = int(kind == "look")
     return None
 
 
 def _item(kind: str, what: str) -> _Item | None:
-    """What a piece is in its row; what is only looked at is nothing, and a call begins with something."""
+    """What a piece is in its row; what is only looked at is nothing."""
     if kind == "name":
         return _Item(what)
     if kind == "look" or what == '""':
@@ -164,6 +164,14 @@ def _item(kind: str, what: str) -> _Item | None:
 
 _DIGITS: Final = 9
 """Of a number of repeats; of more it is not asked whether it is 0."""
+
+
+def _times(row: list[_Item], least: str, most: str | None) -> None:
+    """What stands right before is repeated: not at all, if need be not at all, or at least once."""
+    if row and int(least[:_DIGITS]) == 0:
+        row[-1].may = True
+        if most is None or (most and int(most[:_DIGITS]) == 0):
+            row[-1] = _Item(_Choice())
 
 
 def _mark(mark: str, open_: list[_Choice]) -> None:

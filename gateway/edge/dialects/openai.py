@@ -132,7 +132,9 @@ def _check_continued(body: Body) -> None:
     others the engine trips (a bare 500, 0.5.12-0.5.17). Raises Invalid."""
     field = "continue_final_message"
     first = body["messages"][0]
-    alone = len(body["messages"]) == 1 and isinstance(first, dict) and first.get("role") == "assistant"
+    alone = (
+        len(body["messages"]) == 1 and isinstance(first, dict) and first.get("role") == "assistant"
+    )
     if alone and guard.flag(body.get(field), field):
         msg = f"{field} needs a message before the one of the assistant that is continued"
         raise Invalid(msg, field)

@@ -136,9 +136,10 @@ TRIPS: list[tuple[str, Any]] = [
     (RESPONSES, GOOD[RESPONSES] | {"top_k": -2, "stream": True}),
     (RESPONSES, GOOD[RESPONSES] | {"top_p": 0, "stream": True}),
     (RESPONSES, GOOD[RESPONSES] | {"repetition_penalty": 3, "stream": True}),
+    (RESPONSES, GOOD[RESPONSES] | {"reasoning": {"effort": "none"}, "stream": True}),
     (EMBEDDINGS, {"input": [{"text": "a"}]}),
 ]
-"""Each a bare 500 at 0.5.17, sent to it as it is; the last is refused by a server of words, in words."""
+"""Each a bare 500, or a stream without an event, at 0.5.17, sent to it as it is; the last is refused by a server of words, in words."""
 
 AT_ONCE = 8
 GROUP = 32

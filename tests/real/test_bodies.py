@@ -9,6 +9,7 @@ KVGATE_BODIES_SEED=2 draws others.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import random
@@ -162,7 +163,9 @@ class Sender:
         data = json.dumps({"model": MODEL_NAME, **body}).encode()
         kind = {"content-type": "application/json"}
         try:
-            async with self.http.post(self.gate.url + path, data=data, headers=kind) as answer:
+            async with self.http.post(
+                self.gate.url + path, data=io.BytesIO(data), headers=kind
+            ) as answer:
                 said = await answer.text(errors="replace")
         except TimeoutError:
             return 0, "no answer"

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST_PLACES: Final = 2_048
-"""Of all patterns of a grammar. Eight wide sets up to 256 times each: 70 s of one core, and as many as
+"""Of all patterns of a grammar. Eight wide sets up to 256 times each, which
+were not done after 83 s of one core (0.2.1), and as many as
 twenty patterns `^[a-z0-9_-]{1,100}$`, each with other letters, have. Ten wide ones of 50 each
 (`[^a]{1,50}[^b]{1,50}…`) were not done in 20 s by 0.1.27, and any number of them fits into 256 KiB."""
 

@@ -356,6 +356,36 @@ async def test_prompt_logprobs_over_long_prompts_are_refused(start) -> None:
         assert len(rig.engine.seen) == 2
 
 
+async def test_a_message_that_is_continued_has_one_before_it(rig) -> None:
+    """The engine takes it out, and trips over a chat without messages: a bare 500 (0.5.17)."""
+    turn = {"role": "assistant", "content": "and so"}
+    end = {"max_tokens": 5}
+    for content in ("and so", "", None, [{"type": "text", "text": ""}]):
+        alone = {"messages": [turn | {"content": content}], **end, "continue_final_message": True}
+        got = await rig.post(CHAT, alone)
+        assert (got.status, got.error["param"]) == (400, "continue_final_message")
+    assert rig.engine.seen == []
+    asked = {"role": "user", "content": "why"}
+    for body in (
+        {"messages": [turn], **end},
+        {"messages": [turn], **end, "continue_final_message": False},
+        {"messages": [asked], **end, "continue_final_message": True},
+        {"messages": [asked, turn], **end, "continue_final_message": "true"},
+    ):
+        assert (await rig.post(CHAT, body)).status == 200
+
+
+@pytest.mark.parametrize("logprobs", [0, "0", 0.0, False])
+async def test_an_echo_without_log_probabilities_at_each_token_is_refused(rig, logprobs) -> None:
+    """A bare 500 of 0.5.17, whose answer then has none of the prompt."""
+    text = {"prompt": "a", "max_tokens": 2}
+    got = await rig.post(TEXT, text | {"echo": True, "logprobs": logprobs})
+    assert (got.status, got.error["param"]) == (400, "logprobs")
+    assert rig.engine.seen == []
+    for fine in ({"echo": False, "logprobs": logprobs}, {"echo": True, "logprobs": 1}):
+        assert (await rig.post(TEXT, text | fine)).status == 200
+
+
 @pytest.mark.parametrize("dp", [2])
 async def test_the_rank_is_the_ledgers_choice(start, dp: int) -> None:
     """Each rank has a pool and a ledger of its own, and the body names the rank."""

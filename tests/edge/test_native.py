@@ -87,7 +87,7 @@ async def test_what_is_meant_is_what_the_engine_is_told(rig) -> None:
     sent = {"skip_special_tokens": "false", "ignore_eos": 1, "min_new_tokens": "1", "top_k": 5.0}
     params = {
         "max_new_tokens": 2,
-        "logit_bias": {"5": -100, "6": -3e38, "7": 1e9},
+        "logit_bias": {"5": -100, "6": -1e20, "7": 1e9},
         "custom_params": {"a": [1]},
         **sent,
     }

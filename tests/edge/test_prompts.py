@@ -88,6 +88,14 @@ async def test_what_can_never_fit_is_refused_with_the_numbers(rig) -> None:
     assert got.error["needed"] == 3 * 701
 
 
+@pytest.mark.parametrize("number", [1, 2])
+async def test_one_object_is_one_prompt_with_one_id(rig, number: int) -> None:
+    """A list of ids for a single object is a bare 500 (0.5.17)."""
+    got = await rig.post(EMBEDDINGS, {"input": [{"text": "a"}] * number})
+    assert got.status == 200
+    assert isinstance(rig.engine.seen[0].body["rid"], list) == (number > 1)
+
+
 async def test_pictures_and_texts_of_one_embedding(rig) -> None:
     """Each object is a prompt; pictures of unknown size are taken for the largest there is."""
     got = await rig.post(EMBEDDINGS, {"input": [{"text": "a"}, {"text": "b", "image": "x"}]})

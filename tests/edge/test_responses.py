@@ -128,3 +128,50 @@ async def test_one_that_waits_gets_comments_and_then_its_error_as_an_event(start
         assert got.body.startswith(b": waiting, position 1\n\n")
         ((name, event),) = told(got.body)
         assert (name, event["code"]) == ("error", "queue_timeout")
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("temperature", -0.1, 0),
+        ("top_p", 0, 1),
+        ("top_p", "1.5", "0.5"),
+        ("min_p", -1, 0),
+        ("top_k", -2, -1),
+        ("top_k", 0, 1),
+        ("frequency_penalty", 2.5, -2),
+        ("presence_penalty", -2.5, 2),
+        ("repetition_penalty", -1, 0.5),
+        ("repetition_penalty", 3, None),
+    ],
+)
+async def test_a_parameter_out_of_its_range_is_refused_before_a_stream_begins(
+    rig, field: str, bad: Any, good: Any
+) -> None:
+    """Of a stream of responses the engine looks once it has begun: a bare 500 (0.5.17)."""
+    body = {"input": "a", "max_output_tokens": 5, "stream": True}
+    got = await rig.post("/v1/responses", body | {field: bad})
+    assert (got.status, got.error["param"]) == (400, field)
+    assert rig.engine.seen == []
+    assert (await rig.post("/v1/responses", body | {field: good})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("version", "effort", "stream", "status"),
+    [
+        ("0.5.17", "none", True, 400),
+        ("0.5.17", "xhigh", True, 400),
+        ("0.5.17", "none", False, 200),
+        ("0.5.17", "minimal", True, 200),
+        ("0.5.23", "none", True, 200),
+    ],
+)
+async def test_an_effort_that_breaks_a_stream_is_refused_where_it_does(
+    start, version: str, effort: str, stream: bool, status: int
+) -> None:
+    """The engine's stream has no word for it, and ends before its first event (0.5.17)."""
+    body = {"input": "a", "max_output_tokens": 5, "stream": stream, "reasoning": {"effort": effort}}
+    async with start(version=version) as rig:
+        got = await rig.post("/v1/responses", body)
+        assert got.status == status, got.body
+        assert status == 200 or (got.error["param"], rig.engine.seen) == ("reasoning", [])

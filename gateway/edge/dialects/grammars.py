@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gateway.edge.dialects import Invalid
+from gateway.edge.dialects import Invalid, dead_ends, guard, repeats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,6 +42,9 @@ DISPATCH: Final = "TagDispatch"
 """What structural tags are made of. Repeated, where its rules go round, it is a segmentation fault while it is
 compiled (xgrammar 0.1.27)."""
 
+_SCHEMAS: Final = ("parameters", "input_schema")
+"""Where a tool has its schema, in OpenAI's words and in Anthropic's."""
+
 _QUOTED: Final = re.compile(
     r'"(?:\\.|[^"\\\n])*"?|\[(?:\\.|[^\]\\\n])*\]?|#[^\n]*|//[^\n]*|/(?:\\.|[^/\\\n])+/?'
 )
@@ -62,7 +65,7 @@ def check(params: Mapping[str, Any], *fields: str) -> None:
             _check_pattern(text, field)
         elif text and text != ANY_JSON:
             schema = _parsed(text, field)
-            (_check_tag if field == "structural_tag" else _check_depth)(schema, field)
+            (_check_tag if field == "structural_tag" else _check_schema)(schema, field)
 
 
 def check_format(body: Mapping[str, Any]) -> None:
@@ -77,8 +80,11 @@ def check_format(body: Mapping[str, Any]) -> None:
     _check_size(given, field)
     if given.get("type") == "structural_tag":
         _check_tag(given, field)
-    else:
-        _check_depth(given, field)
+        return
+    _check_depth(given, field)
+    holder = given.get("json_schema")
+    if isinstance(holder, dict):
+        _check_schema(holder.get("schema"), field)
 
 
 def check_within(body: Mapping[str, Any], field: str) -> None:
@@ -89,6 +95,8 @@ def check_within(body: Mapping[str, Any], field: str) -> None:
     if given is not None:
         _check_size(given, field)
         _check_depth(given, field)
+        if isinstance(given, dict):
+            _check_schema(given.get("schema"), field)
 
 
 def check_tools(body: Mapping[str, Any]) -> None:
@@ -96,16 +104,55 @@ def check_tools(body: Mapping[str, Any]) -> None:
 
     Those it may call or not are text to it, however deep. Raises Invalid.
     """
-    tools = body.get("tools")
-    if not isinstance(tools, list):
-        return
-    choice = body.get("tool_choice")
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    must = kind not in {None, "auto", "none"} if isinstance(kind, str | None) else True
-    bound = [tool for tool in tools if must or _is_strict(tool)]
+    bound = _bound_tools(body)
     if bound:
         _check_size(bound, "tools")
         _check_depth(bound, "tools")
+    for tool in bound:
+        for holder in (tool, tool.get("function")) if isinstance(tool, dict) else ():
+            if isinstance(holder, dict):
+                for name in _SCHEMAS:
+                    _check_schema(holder.get(name), "tools")
+
+
+def check_least(params: Mapping[str, Any], field: str) -> None:
+    """A least number of tokens rules out the ends of an answer. Where a grammar has come to its end nothing
+    else may come, and a scheduler that finds nothing ends (0.5.17). Up to 1 it is left out: see `least`.
+    Raises Invalid."""
+    number = guard.whole(params.get(field), field)
+    if number is not None and number > 1 and asked(params):
+        msg = (
+            f"{field} beside a grammar (a response_format, a regex, tools that must be called) is not allowed: "
+            "where the grammar is through before, no token is left, which ends SGLang. Leave one of them out; "
+            "a minLength in a schema, or `{5,}` in a pattern, asks for longer texts"
+        )
+        raise Invalid(msg, field)
+
+
+def least(params: Mapping[str, Any], number: int | None, cap: int) -> int | None:
+    """The least number of tokens that is sent: no more than the cap, which the engine refuses, and none
+    beside a grammar."""
+    if number is None or number < 0:
+        return number
+    return 0 if asked(params) else min(number, cap)
+
+
+def asked(params: Mapping[str, Any]) -> bool:
+    """Whether a body, or sampling parameters, have the engine follow a grammar."""
+    form = params.get("response_format")
+    formed = isinstance(form, dict) and form.get("type") not in {None, "text"}
+    fields = ("regex", "ebnf", "json_schema", "structural_tag")
+    return formed or any(params.get(field) for field in fields) or bool(_bound_tools(params))
+
+
+def _bound_tools(body: Mapping[str, Any]) -> list[Any]:
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return []
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    must = kind not in {None, "auto", "none"} if isinstance(kind, str | None) else True
+    return [tool for tool in tools if must or _is_strict(tool)]
 
 
 def _is_strict(tool: object) -> bool:
@@ -134,21 +181,50 @@ def _check_pattern(text: str, field: str) -> None:
         raise Invalid(msg, field)
     if NUL in text:
         raise _has_nul(field)
-    if field == "ebnf":
-        _check_ebnf(text, field)
     if text.count("(") > MOST_GROUPS:
         msg = f"{field} has more than {MOST_GROUPS:,} groups"
         raise Invalid(msg, field)
+    if field == "ebnf":
+        _check_ebnf(text, field)
+    else:
+        _check_repeats([text], field)
+
+
+def _check_repeats(patterns: list[str], field: str, ebnf: str = "") -> None:
+    try:
+        repeats.check(patterns, ebnf)
+    except repeats.TooMany:
+        msg = (
+            f"{field} has patterns whose repeats spell out more than {repeats.MOST_PLACES:,} places (such as "
+            "`[^a]{1,300}` ten times, each of other letters), or repeats within repeats that come to "
+            f"{repeats.MOST_NESTED:,} (`(.{{1,100}},){{1,100}}`), which take long to compile. Write `*` or `+` "
+            "for large numbers"
+        )
+        raise Invalid(msg, field) from None
 
 
 def _check_ebnf(text: str, field: str) -> None:
-    """What ends the scheduler of 0.5.6 in EBNF (xgrammar 0.1.27). Raises Invalid."""
+    """What ends the scheduler in EBNF: of 0.5.6 (xgrammar 0.1.27) by what it is made of, of all by where it
+    leads to. Raises Invalid."""
     if DISPATCH in text:
         msg = f"{field} has a {DISPATCH}: send a structural tag instead"
         raise Invalid(msg, field)
     if not text.isascii() and not _QUOTED.sub("", text).isascii():
         msg = f"{field} has a letter that is not ASCII outside of quotes and brackets"
         raise Invalid(msg, field)
+    if dead_ends.TOKEN.search(_QUOTED.sub("", text)):
+        raise _names_token(field)
+    if (rule := dead_ends.rule_without_beginning(text)) is not None:
+        msg = (
+            f"{field} has a part that nothing can be written for, {rule[:_TOLD]}: a rule that begins with "
+            "itself, or an empty choice of letters. Give it another way to begin"
+        )
+        raise Invalid(msg, field)
+    _check_repeats([], field, text)
+
+
+_TOLD: Final = 40
+"""Letters of a rule's name that are told again."""
 
 
 def _parsed(text: str, field: str) -> object:
@@ -183,6 +259,21 @@ def _check_depth(given: object, field: str) -> None:
     raise _too_deep(field)
 
 
+def _check_schema(schema: object, field: str) -> None:
+    """A JSON schema by itself: how deep, where its references lead to, and its patterns. Raises Invalid."""
+    _check_depth(schema, field)
+    if dead_ends.ref_without_end(schema):
+        msg = f"{field} has a $ref that leads back to itself, so that nothing can be written for it"
+        raise Invalid(msg, field)
+    _check_repeats(dead_ends.patterns(schema), field)
+    if dead_ends.lengths(schema) > repeats.MOST_LENGTHS:
+        msg = (
+            f"{field} has texts of more than {repeats.MOST_LENGTHS} different lengths (minLength, maxLength), each "
+            "of which takes long to compile; use fewer, such as the next power of two"
+        )
+        raise Invalid(msg, field)
+
+
 def _within(one: object) -> Iterator[object]:
     if isinstance(one, dict):
         yield from one
@@ -200,6 +291,8 @@ def _check_tag(given: object, field: str) -> None:
             _check_parts(given["format"], field)
             return
     elif isinstance(given, dict) and _is_legacy(given["structures"], given.get("triggers")):
+        for one in given["structures"]:
+            _check_schema(one.get("schema"), field)
         return
     msg = (
         f"{field} must have a format, an object; or structures, each with begin and end as texts and a "
@@ -217,9 +310,15 @@ def _check_parts(form: object, field: str) -> None:
     if not isinstance(form.get("type"), str | None):
         msg = f"{field} has a part whose type is no text"
         raise Invalid(msg, field)
-    _check_parts(form.get("content"), field)
+    if form.get("type") == "token":
+        raise _names_token(field)
+    for name in ("content", "begin", "end"):
+        _check_parts(form.get(name), field)
     if isinstance(text := form.get("grammar"), str):
         _check_ebnf(text, field)
+    if isinstance(text := form.get("pattern"), str):
+        _check_repeats([text], field)
+    _check_schema(form.get("json_schema"), field)
     for name in ("elements", "tags"):
         parts = form.get(name, [])
         if not isinstance(parts, list):
@@ -239,6 +338,14 @@ def _is_legacy(structures: object, triggers: object) -> bool:
         and isinstance(one.get("schema"), dict | bool | None)
         for one in structures
     )
+
+
+def _names_token(field: str) -> Invalid:
+    msg = (
+        f"{field} names single tokens, by a token id or a name. One that ends answers, or that the tokenizer does "
+        "not have, would leave nothing to write, which ends SGLang; write its text in quotes"
+    )
+    return Invalid(msg, field)
 
 
 def _has_nul(field: str) -> Invalid:

@@ -7,6 +7,7 @@ prompts are, in `tokens.request`.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import warnings
 from typing import TYPE_CHECKING, Any, Final
@@ -88,6 +89,31 @@ def check_numbers(params: Mapping[str, Any], *, native: bool = False) -> None:
             raise Invalid(msg, field)
 
 
+RANGES: Final = {
+    "temperature": (0.0, math.inf),
+    "top_p": (math.ulp(0.0), 1.0),
+    "min_p": (0.0, 1.0),
+    "top_k": (1.0, math.inf),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "repetition_penalty": (math.ulp(0.0), 2.0),
+}
+"""What each may be (0.5.6-0.5.23), the ends as well."""
+
+
+def check_ranges(params: Mapping[str, Any]) -> None:
+    """Of a stream of responses the engine looks at these once it has begun, and trips: a bare 500 (0.5.17).
+    Elsewhere it says 400 itself. Raises Invalid."""
+    for field, (least, most) in RANGES.items():
+        real = _real(params.get(field))
+        if real is None or least <= real <= most or (field == "top_k" and real == -1):
+            continue
+        low = "above 0" if 0.0 < least < 1.0 else f"at least {least:g}"
+        high = "" if math.isinf(most) else f", and at most {most:g}"
+        msg = f"{field} must be {low}{high}"
+        raise Invalid(msg, field)
+
+
 LARGEST: Final = 3.4028234663852886e38
 """The largest number of 32 bits: the engine's tensors have such, and what is above is infinite there."""
 
@@ -113,7 +139,7 @@ MOST_BIASED: Final = 1_024
 LARGEST_BIAS: Final = 1e20
 """Added to a score, which is then divided by the temperature, and by a penalty in some versions: each 1e-6
 at least. 3e38 at a temperature of 0.5 is infinite, all of the row is no number then, and the scheduler ends
-(0.5.17). OpenAI allows 100; what is far below 0 only means never."""
+(0.5.17); -3.4e38 as well, for the only tokens that a grammar lets through. OpenAI allows 100."""
 
 
 def check_bias(params: Mapping[str, Any], *, native: bool = False) -> None:
@@ -130,9 +156,27 @@ def check_bias(params: Mapping[str, Any], *, native: bool = False) -> None:
     for value in given.values():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         real = _real(value) if number or not native else None
-        if real is None or not -LARGEST <= real <= LARGEST_BIAS:
-            msg = f"{field} must have finite numbers, of at most {LARGEST_BIAS:g}"
+        if real is None or not abs(real) <= LARGEST_BIAS:
+            msg = f"{field} must have finite numbers, of at most {LARGEST_BIAS:g} above or below 0"
             raise Invalid(msg, field)
+
+
+MOST_STOPS: Final = 128
+"""Ids in `stop_token_ids` beside a least number of tokens, which rules all of them out until then. No
+vocabulary of bytes has as few; with all 151,936 of one the scheduler finds nothing to write, and ends (0.5.17)."""
+
+
+def check_stop_ids(params: Mapping[str, Any], least: str) -> None:
+    """`least`: the field with that number. Raises Invalid."""
+    field = "stop_token_ids"
+    given = params.get(field)
+    if (
+        isinstance(given, list)
+        and len(given) > MOST_STOPS
+        and guard.whole(params.get(least), least)
+    ):
+        msg = f"{field} has more than {MOST_STOPS} ids, which {least} would rule out; leave one of them out"
+        raise Invalid(msg, field)
 
 
 LONGEST_PATTERN: Final = 1_000

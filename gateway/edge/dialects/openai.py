@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 OLD, NEW = "max_tokens", "max_completion_tokens"
 NEW_BINDS_FROM = (0, 5, 12)
 RANKS_FROM = (0, 5, 12)
+LEAST = "min_tokens"
 
 TEXT_USUAL = 16
 """What /v1/completions takes an absent max_tokens for (0.5.6-0.5.23, and OpenAI's own API)."""
@@ -42,10 +43,13 @@ class Chat:
             for field in (NEW, OLD)
             if (value := guard.cap(body.get(field), field, zero_is_unset=True)) is not None
         ]
+        _check_continued(body)
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
         grammars.check(body, "regex", "ebnf")
         grammars.check_format(body)
         grammars.check_tools(body)
+        grammars.check_least(body, LEAST)
+        hazards.check_stop_ids(body, LEAST)
         hazards.check_bias(body)
         hazards.check_keys(body)
         hazards.check_stop_patterns(body)
@@ -92,12 +96,18 @@ class Text:
         hazards.check_top(body.get("logprobs"), "logprobs")
         grammars.check(body, "regex", "ebnf", "json_schema")
         grammars.check_format(body)
+        grammars.check_least(body, LEAST)
+        hazards.check_stop_ids(body, LEAST)
         hazards.check_bias(body)
         hazards.check_keys(body)
         hazards.check_stop_patterns(body)
         hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
         echoes = guard.flag(body.get("echo"), "echo") and body.get("logprobs") is not None
+        if echoes and not (
+            body["logprobs"] is True or guard.whole(body["logprobs"] or 0, "logprobs")
+        ):
+            raise Invalid("logprobs must be at least 1 with echo, or left out", "logprobs")
         return Intent(
             kind=Kind.COMPLETION,
             cap=guard.cap(body.get(OLD), OLD, zero_is_unset=False),
@@ -115,6 +125,19 @@ class Text:
         out = guard.strip(body)
         out[OLD] = grant.demand.cap
         return _finish(out, intent, grant, rid, engine)
+
+
+def _check_continued(body: Body) -> None:
+    """The message to be continued is taken out before the others are put into the template: where there are no
+    others the engine trips (a bare 500, 0.5.12-0.5.17). Raises Invalid."""
+    field = "continue_final_message"
+    first = body["messages"][0]
+    alone = (
+        len(body["messages"]) == 1 and isinstance(first, dict) and first.get("role") == "assistant"
+    )
+    if alone and guard.flag(body.get(field), field):
+        msg = f"{field} needs a message before the one of the assistant that is continued"
+        raise Invalid(msg, field)
 
 
 def _wants_usage(body: Body) -> bool:
@@ -135,9 +158,8 @@ def _finish(out: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -
     if intent.strip_usage:
         options: dict[str, Any] = out.get("stream_options") or {}
         out["stream_options"] = {**options, "include_usage": True}
-    least = guard.whole(out.get("min_tokens"), "min_tokens")
-    if least is not None and least > grant.demand.cap:
-        out["min_tokens"] = grant.demand.cap  # the engine refuses a minimum above the cap
+    if (least := guard.whole(out.get(LEAST), LEAST)) is not None:
+        out[LEAST] = grammars.least(out, least, grant.demand.cap)
     if engine.ranks > 1:
         out["routed_dp_rank" if engine.version >= RANKS_FROM else "data_parallel_rank"] = (
             grant.pool.rank

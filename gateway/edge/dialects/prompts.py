@@ -136,6 +136,10 @@ class Rerank(_Scored):
 
 
 def _rids(given: object, rid: str) -> str | list[str]:
-    """One id for a prompt, a list of them for a list of prompts."""
-    many = isinstance(given, list) and bool(given) and not isinstance(given[0], int | float)
-    return [f"{rid}_{i}" for i in range(len(given))] if many and isinstance(given, list) else rid
+    """One id for a prompt, a list of them for a list of prompts. A single object in a list is a prompt that is no
+    list to the engine, which then trips over a list of ids: a bare 500 (0.5.6-0.5.23)."""
+    if not isinstance(given, list) or not given or isinstance(given[0], int | float):
+        return rid
+    if len(given) == 1 and isinstance(given[0], dict):
+        return rid
+    return [f"{rid}_{i}" for i in range(len(given))]

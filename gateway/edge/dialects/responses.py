@@ -29,6 +29,10 @@ KEPT = {
     "conversation": "conversations are not kept here; send the whole of it as `input`",
     "background": "an answer in the background would outlive its reservation",
 }
+TOLD_FROM = (0, 5, 23)
+UNTOLD = frozenset({"none", "xhigh", "max"})
+"""Efforts that the engine takes, and whose name it then has no word for where its stream tells what was asked: the
+stream ends before its first event (0.5.17). 0.5.6 says 400 itself."""
 STRIPPED = ("request_id", "session_id", "data_parallel_rank")
 
 
@@ -54,6 +58,7 @@ class Responses:
         grammars.check_within(body, "text")
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
         hazards.check_numbers(body)
+        hazards.check_ranges(body)
         cap = guard.cap(body.get(CAP), CAP, zero_is_unset=False)
         if cap is not None and cap < LEAST:
             msg = f"{CAP} must be at least {LEAST}"
@@ -67,8 +72,16 @@ class Responses:
             model=guard.name(body.get("model")),
         )
 
-    def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:  # noqa: ARG002
+    def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
         """See `Dialect.write`."""
+        effort = _effort(body)
+        if intent.stream and effort in UNTOLD and engine.version < TOLD_FROM:
+            version = ".".join(map(str, engine.version))
+            msg = (
+                f"reasoning.effort {effort!r} breaks a stream of SGLang {version}; send it without stream, or send "
+                "minimal, low, medium or high"
+            )
+            raise Invalid(msg, "reasoning")
         out = {key: value for key, value in guard.strip(body).items() if key not in STRIPPED}
         out[CAP] = grant.demand.cap
         out["request_id"] = rid
@@ -76,6 +89,12 @@ class Responses:
         if out.get("stream") is not None:
             out["stream"] = intent.stream
         return guard.dump(out)
+
+
+def _effort(body: Body) -> str | None:
+    reasoning = body.get("reasoning")
+    effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
+    return effort if isinstance(effort, str) else None
 
 
 def _check_tools(tools: object) -> None:

@@ -57,6 +57,8 @@ class Generate:
             grammars.check(params, "regex", "ebnf", "json_schema", "structural_tag")
             hazards.check_sampling(params)
             native.understood(params)
+            grammars.check_least(params, LEAST)
+            hazards.check_stop_ids(params, LEAST)
             if params.get("beam_width") is not None:
                 raise Invalid("beam search is not allowed through this gate", "beam_width")
         native.check_both(body)
@@ -97,8 +99,8 @@ class Generate:
             new = native.understood(params) | {CAP: limit if own is None else min(own, limit)}
             if own is None and intent.cap is not None:
                 new[CAP] = min(USUAL, limit)
-            if (least := new.get(LEAST)) is not None and least > new[CAP]:
-                new[LEAST] = new[CAP]
+            if (least := new.get(LEAST)) is not None:
+                new[LEAST] = grammars.least(params, least, new[CAP])
             return new
 
         params = out.get("sampling_params")

@@ -1,0 +1,131 @@
+"""Patterns that take the engine long to compile are refused, and those that people write are not."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from gateway.edge.dialects import repeats
+from gateway.edge.dialects.repeats import MOST_LENGTHS, TooMany
+from tests.edge.rig import CHAT, GENERATE, TEXT, chat
+
+WIDE = "".join(f"[^{letter}]{{1,300}}" for letter in "abcdefghi")
+CUBE = "((a{1,10}){1,10}){1,10}"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        WIDE,
+        CUBE,
+        "(.{1,100},){1,100}",
+        "((?:[a-z]{1,60}\\s){1,40})",
+        "(([0-9]{10}){10}){10}",
+        "." * 2_049,
+        "(" + "." * 300 + "){1,10}",
+        "(" * 400 + "[a-z]" + "){2}" * 400,
+    ],
+)
+def test_many_places_are_told(pattern: str) -> None:
+    with pytest.raises(TooMany):
+        repeats.check([pattern])
+    with pytest.raises(TooMany):
+        repeats.check([], "root ::= " + pattern.replace(".", "[^x]").replace("?:", "").replace("\\s", "[ ]"))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^[^\\n\\r]{1,300}$",
+        ".{1,10000}",
+        "a{100000}",
+        "([0-9]{1,20}){1,20}",
+        "^(?:[a-zA-Z0-9_-]{1,63}\\.){1,8}[a-z]{2,63}$",
+        "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+        "(\\w+ ){1,100}",
+        "\\[{300}\\.{300}\\({300}",
+        "[.({[]{200}",
+        "{1,300}){5}(",
+        "(.{50}",
+    ],
+)
+def test_what_people_write_is_few(pattern: str) -> None:
+    repeats.check([pattern])
+
+
+def test_alike_sets_of_several_patterns_count_once() -> None:
+    repeats.check([f"^{word}[a-z]{{1,250}}$" for word in "abcdefghijklmnopqrst"])
+    repeats.check([".{250}", "x.{255}", ".{256}"])
+    with pytest.raises(TooMany):
+        repeats.check([f"^[a-z{digit}]{{1,250}}$" for digit in "0123456789"])
+
+
+def test_in_ebnf_a_text_is_no_set() -> None:
+    repeats.check([], 'root ::= "[^a]{300}.{300}" # [^b]{300}\n' * 20)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[a]{1}", "a{1}", "(", "[a", "(a{2}", "(a", ")", "{1,", "a{1,2}", "\\", '"\\', "[^"],
+)
+def test_a_pattern_is_read_in_one_go(text: str) -> None:
+    before = time.process_time()
+    for many in (text * ((256 << 10) // len(text)), "(" * 999 + text * 40_000 + "){1}" * 999):
+        for args in (([many],), ([], many)):
+            try:
+                repeats.check(*args)
+            except TooMany:
+                continue
+    assert time.process_time() - before < 6  # 1 s
+
+
+def formed(schema: Any) -> Any:
+    return chat(max_tokens=5, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})  # fmt: skip
+
+
+def texts(*bounds: dict[str, Any]) -> Any:
+    return {"type": "object", "properties": {f"f{at}": {"type": "string"} | one for at, one in enumerate(bounds)}}  # fmt: skip
+
+
+def tagged(form: Any) -> str:
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(max_tokens=5, regex=WIDE)),
+        (CHAT, formed(texts({"pattern": WIDE}))),
+        (CHAT, formed({"patternProperties": {CUBE: {}}})),
+        (CHAT, formed(texts(*({"maxLength": 9 + one} for one in range(MOST_LENGTHS + 1))))),
+        (TEXT, {"prompt": "a", "ebnf": f"root ::= {CUBE}"}),
+        (TEXT, {"prompt": "a", "json_schema": json.dumps(texts({"pattern": CUBE}))}),
+        (GENERATE, {"text": "a", "sampling_params": {"regex": CUBE}}),
+        (GENERATE, {"text": "a", "sampling_params": {"structural_tag": tagged({"type": "regex", "pattern": CUBE})}}),
+    ],
+)  # fmt: skip
+async def test_what_compiles_for_long_is_refused_with_a_remedy(rig, path: str, body: Any) -> None:
+    got = await rig.post(path, body)
+    assert (got.status, got.code) == (400, "invalid_request"), got.body
+    assert "long to compile" in got.error["message"]
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        texts(*({"maxLength": 500, "minLength": 1} for _ in range(100))),
+        texts(*({"maxLength": 1 << at} for at in range(16))),
+        texts(*({"enum": [f"value {at} {one}" for one in range(300)]} for at in range(5))),
+        texts({"pattern": "^[^\\n\\r]{1,300}$", "maxLength": 300}, {"pattern": "^\\S{1,200}$"}),
+        {"type": "array", "items": texts({"maxLength": 200}), "maxItems": 500},
+        {"anyOf": [texts(*({} for _ in range(10))) for _ in range(60)]},
+        {"properties": {"maxLength": {"type": "integer"}, "pattern": {"type": "string"}}},
+    ],
+)
+async def test_honest_schemas_pass(rig, schema: Any) -> None:
+    got = await rig.post(CHAT, formed(schema))
+    assert got.status == 200, got.body

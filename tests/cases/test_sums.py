@@ -77,6 +77,7 @@ async def test_prompts_are_prefilled_within_their_budget(world, prompts, pool: i
         rig.engine.script = arrives
         asked = together(rig, TEXT, [ids(prompt, 1000) for prompt in prompts])
         await waiting(rig, len(prompts) - 1)
+        await rig.engine.arrived()
         assert len(rig.engine.seen) == 1
         assert rig.reserved == kv(prompts[0], 1000)
         go.set()

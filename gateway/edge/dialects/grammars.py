@@ -117,7 +117,7 @@ def check_tools(body: Mapping[str, Any]) -> None:
 
 def check_least(params: Mapping[str, Any], field: str) -> None:
     """A least number of tokens rules out the ends of an answer. Where a grammar has come to its end nothing
-    else may come, and a scheduler that finds nothing ends (0.5.17). Up to 1 it is left out: see `least`.
+    else may come, and a scheduler that finds nothing ends (0.5.17). One of 1 is sent as 0: see `least`.
     Raises Invalid."""
     number = guard.whole(params.get(field), field)
     if number is not None and number > 1 and asked(params):
@@ -129,10 +129,10 @@ def check_least(params: Mapping[str, Any], field: str) -> None:
         raise Invalid(msg, field)
 
 
-def least(params: Mapping[str, Any], number: int | None, cap: int) -> int | None:
-    """The least number of tokens that is sent: no more than the cap, which the engine refuses, and none
-    beside a grammar."""
-    if number is None or number < 0:
+def least(params: Mapping[str, Any], number: int, cap: int) -> int:
+    """The least number of tokens that is sent: no more than the cap, as the engine refuses more, and none
+    beside a grammar. What is below 0 stays, for the engine to judge."""
+    if number < 0:
         return number
     return 0 if asked(params) else min(number, cap)
 

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core import crowd
 from gateway.core.model import NO_LEAD, Code
-from gateway.core.retries import Retries as Budgets
-from gateway.core.retries import longer_s
+from gateway.core.retries import Budgets, longer_s
 from gateway.edge import replies
 from gateway.gate import Shed
 

@@ -16,7 +16,7 @@ gRPC's throttling (proposal A6: tokens that failures take and successes give bac
 (chapter 21: a tenth of a client's requests may be retries) do the same on the side of the caller, who
 may leave a call out. A gate can not; what it can do is to make the answer cheap and the time longer.
 So beyond the budget the time told doubles with each early retry (`level`), to the 60 s that SDKs obey,
-and what is known to find no room still (`crowd`) is told so without being read. Nothing is refused
+and what is known to find no room still (`crowd`) is told so without being parsed. Nothing is refused
 here: a retry for which there is room is admitted, and one that was admitted is not counted.
 
 **Bound: within any TTL_S no more than e × (reserve + ½ + SHARE × the requests that were none, fading)

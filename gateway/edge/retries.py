@@ -61,7 +61,7 @@ class Try:
     mark: bytes | None = None
     again: Again | None = None
     ticket: Ticket | None = None  # once it was counted
-    opened: frozenset[PoolId] | None = None  # pools that took work when it was counted and refused
+    opened: frozenset[PoolId] | None = None  # of one that is damped: pools that took work then
 
 
 class Retries:

@@ -260,8 +260,8 @@ def _address(data: Mapping[str, Any], name: str) -> str:
 def _written_names(
     raw: object, parsed: Mapping[int, Backend] | Mapping[int, Client], if_none: str | None = None
 ) -> set[str] | None:
-    """Names of the entries of a list, such as cannot be used too: nobody is missing who is there. None
-    where it is no list."""
+    """Names of the entries of a list, also of those that cannot be used: nobody is missing who is there.
+    None where it is no list."""
     if raw is not None and not isinstance(raw, list):
         return None
     written = {
@@ -272,7 +272,7 @@ def _written_names(
 
 
 def _names(raw: object) -> dict[str, tuple[str, ...]]:
-    """What of a mapping of names is well formed: every alias, and such models of it."""
+    """What of a mapping of names is well formed: every alias, with those of its models that are."""
     pairs = raw.items() if isinstance(raw, dict) else ()
     return {
         alias: tuple(name for item in listed(said) if (name := _lenient(ModelName, item)))

@@ -99,7 +99,7 @@ def _items(
     for item in said if isinstance(said, list) else ():
         try:
             yield from _read(kind, name, [item], context)
-        except (ValidationError, TypeError):  # or its field is none of lists
+        except (ValidationError, TypeError):  # or the field takes no list
             continue
 
 

@@ -98,8 +98,8 @@ class Line:
             waiter.set_result(None)
 
     def make_room(self, client: str, size: int, most: int) -> bool:
-        """Have so many bytes more stay below `most` in all; whether they do. For that, those that came
-        last of the client that has most go, where that is more than this one would have."""
+        """Let `size` bytes more come to `most` in all and no more; whether they do. For that, what came
+        last of the client that has most goes, as long as that is more than this one would have."""
         while self.bytes + size > most:
             name = max(self._lines, key=self._bytes.__getitem__, default=client)
             if self._bytes[name] <= self._bytes[client] + size:

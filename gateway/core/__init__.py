@@ -28,9 +28,13 @@ Invariants (each held by a property test in tests/core)
 - a waiting request that fits everything runs; a blocked one is passed by a bounded amount of
   service only.
 
-Modules: `model` (values), `caps` (what cap, what demand), `ledger` (one pool), `flows` (clients,
-shares, order), `books` (all state and the moves between), `choice` (who starts next), `placement`
-(which pool), `reasons` (what keeps one waiting), `drainrate` (Retry-After), `admission` (every decision).
+Modules: `model` (values), `caps` (what cap, what demand), `ledger` (what is reserved of one pool), `pools`
+(the pool around it, and where its server is in its work), `ttft` (when a first token will come), `flows`
+(clients, shares, order), `books` (all state and the moves between), `choice` (who starts next), `placement`
+(which pool), `reasons` (what keeps one waiting), `drainrate` (Retry-After). Every decision is in three
+classes, each built on the one before: `turns` (the moves), `bounds` (what may wait), `admission` (the rest).
+Of requests that were refused: `recall` (their place in line), `retries` (how often they may come too early),
+`crowd` (whether they would be refused again).
 
 Where several gates share a server: `amount` (a vector over the ledgers), `appetite` (what the books hold
 and want), `lease` (the table of shares), `witness` (who is gone), `tenant` (one gate's side). They meet

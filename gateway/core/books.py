@@ -203,7 +203,7 @@ class Books:
             hold.seen = generated
 
     def heard(self, pool: PoolId, at: float) -> None:
-        """A pool's server sent something at `at`: the end of a step of its (see `pools`)."""
+        """A pool's server sent something at `at`: one of its steps ended then (see `pools`)."""
         place = self.pools.get(pool)
         if place is not None and at > place.heard:
             place.heard = at

@@ -91,9 +91,8 @@ class Bounds(Turns):
             gives_way = not alone and fullest is not None and fullest.line > own.line
             victim = fullest.waiting[-1] if fullest is not None and gives_way else entry
             left = books.tokens - victim.need
-            sized = (
-                f" with {left} tokens" if left else ""
-            )  # of who waits for no pool nobody knows any
+            # Of who waits for no pool no size is known.
+            sized = f" with {left} tokens" if left else ""
             message = f"{len(books.waiting) - 1} requests{sized} are waiting, which is all the queue takes"
             self._evict(victim.ticket.id, Code.QUEUE_FULL, message, now, out, new=victim is entry)
             if victim is entry:

@@ -65,7 +65,7 @@ def _may_start(books: Books, demands: dict[PoolId, Demand], lengths: Lengths, no
 
 
 def _line_is_full(turns: Turns, ticket: Ticket, need: int) -> Code | None:
-    """The bound of the line that leaves no place for it, see `Admission`."""
+    """The bound of the line that leaves no place for it, see `Bounds`."""
     books, rule, client = turns.books, turns.queue, ticket.client
     own = books.flows.get(client.name)
     waiting = 0 if own is None else len(own.waiting)

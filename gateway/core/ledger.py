@@ -123,9 +123,8 @@ class PoolLedger:
     turn: int = 0  # whom `refresh` looks at next
     too_large: dict[Lengths, list[tuple[int, int, int]]] = field(default_factory=dict)
     """(prompt, cap, sequences) that did not fit as things are, by whose lengths: no larger one does."""
-    planned: int | None = (
-        None  # what the pool is forecast to come to, as things are; None: not looked
-    )
+    planned: int | None = None
+    """What the pool is forecast to come to, as things are; None: nobody has looked."""
     last: tuple[Demand, Lengths, int, Term] | None = None  # see `term`
     plain: int = 0  # reservations made before forecasts were switched on: of them all is charged
     foreign: int = 0  # KV tokens in use that are not ours
@@ -256,6 +255,7 @@ class PoolLedger:
         if hold.lengths is None:
             return
         self.used += generated - before
+        self.planned = None
         if not hold.prefilling:
             self.mirror.grew(generated - before, growth - hold.growth)
 

@@ -356,7 +356,7 @@ class QueueView:
     tokens: int
     bytes: int
     oldest_s: float
-    aside: int = 0  # of these requests, such as wait for no pool yet, see bounds
+    aside: int = 0  # of these requests, those that wait for no pool yet, see bounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Pool:
     started: int = 0  # requests, so far
     until: float = math.inf  # how long the ceiling holds; after that nothing is granted
     read_by: float = 0.0  # when all prompts sent so far were predicted to be read
-    heard: float = -math.inf  # when the server was last heard: a step of its ended
+    heard: float = -math.inf  # when the server was last heard: one of its steps ended then
 
     def reading(self, demand: Demand, lead: Lead) -> tuple[int, int]:
         """Of a request's prompt tokens: (what its server may have in its cache, what it likely reads)."""

@@ -16,12 +16,12 @@ gRPC's throttling (proposal A6: tokens that failures take and successes give bac
 (chapter 21: a tenth of a client's requests may be retries) do the same on the side of the caller, who
 may leave a call out. A gate can not; what it can do is to make the answer cheap and the time longer.
 So beyond the budget the time told doubles with each early retry (`level`), to the 60 s that SDKs obey,
-and what is known to find no room still (`crowd`) is told so without being read. Nothing is refused
+and what is known to find no room still (`crowd`) is told so without being parsed. Nothing is refused
 here: a retry for which there is room is admitted, and one that was admitted is not counted.
 
 **Bound: within any TTL_S no more than e × (reserve + ½ + SHARE × the requests that were none, fading)
-early retries are refused at the usual price.** And who stops coming
-early is as before after `recovery_s`.
+early retries are refused at the usual price.** And who stops coming early is as before after
+`recovery_s`.
 
 Pure: `now` is passed in, seconds of any monotonic clock. Bounded: CLIENTS clients, of each MARKS
 requests; the oldest go, and are then taken for new ones. A client is a name of the policy: everybody
@@ -116,7 +116,7 @@ class _Client:
         self.at = max(now, self.at)
 
 
-class Retries:
+class Budgets:
     """Of all clients. `reserve` is the policy's, 1 or more."""
 
     def __init__(self, reserve: int = RESERVE) -> None:

@@ -114,8 +114,8 @@ class Turns:
         return any(p.open and p.ledger.holds and p.ledger.limits.forecast for p in pools)
 
     def _watch_pace(self, ident: PoolId, now: float) -> None:
-        """Something runs: its speed is looked at by windows, until nothing does; and where nobody asks
-        for that, clean work all the same, while something is to be given back for it."""
+        """Something runs: look at it by windows until nothing does. For its speed, where that is asked
+        for; and while part of the pool is held back, as clean work gives it back (see `envelope`)."""
         place = self.books.pools[ident]
         limits, lowered = place.ledger.limits, place.ledger.envelope.share < 1.0
         if not place.pacing and (limits.forecast or limits.tpot_s is not None or lowered):

@@ -50,8 +50,8 @@ SAME_S = 0.5
 half of a round, and more than the store's answers differ in time."""
 
 SETTLED_S = 5.0
-"""How long a salt is used before it is insisted on: as long as one who has used another may be silent at
-most that is not cut off (`ROUND_S`, `ANSWER_S`, and once more)."""
+"""How long a salt is used before it is insisted on: whoever has used another one and reaches the store has
+written by then, even where one try got no answer (`ROUND_S`, and `ANSWER_S` twice)."""
 
 LEAST_S = 10.0
 """How long words hang there that say nothing of any lasting: so long that others see them late, too."""

@@ -33,8 +33,9 @@ METHOD = "x-kvgate-count-method"
 
 
 A_TURN_S = 0.25
-"""What a large body takes until the next one of its client has its turn, seconds: a text of 250,000 tokens
-0.05 to 0.2, and others have theirs between. Nobody knows it of one that is not counted."""
+"""How long a turn at being counted is taken to be where a client is told when to come back, seconds: a text
+of 250,000 tokens takes 0.05 to 0.2, and others have their turns in between. Of what was not counted nobody
+knows how long it is."""
 
 
 async def count(backends: list[Backend], kind: Kind, body: Body, size: int, client: str) -> Counted:
@@ -84,7 +85,7 @@ async def answer(
 
 
 def _too_much(client: str, waiting: int) -> Refusal:
-    """The refusal of what stands behind its own client's. The next in line is told a later time."""
+    """The refusal of what stands behind others of its own client: the more these are, the later the time."""
     words = (
         f"{waiting} large requests of client {client!r} wait to be counted, and this one cannot be "
         "counted in time; others' are counted meanwhile"

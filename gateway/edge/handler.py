@@ -176,7 +176,7 @@ class DataPlane:
         trip.heart.beat()
         await self._lobby.still_there(ticket)
         lease = self._gate.admit(ticket, grace_s=limits.release_grace_s)
-        lease.rest = partial(at_rest, trip.request, work, partial(self._retries.rest, trip))
+        lease.rest = partial(at_rest, trip, work, self._retries)
         async with lease:
             self._retries.admitted(trip)
             return await self._dispatched(trip, lease, dialect, work)

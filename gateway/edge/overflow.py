@@ -72,12 +72,9 @@ async def settled(
         return first
     last = nearest = first  # `asked` is the body of `nearest`
     for body in others:
-        try:
-            last = await ask(body)
-        except Shed as no:
-            if no.refusal.code in LATER:
-                raise
-            continue  # no way to that model for this client or route
+        if (found := await _other(ask, body)) is None:
+            continue
+        last = found
         other = _too_long(gate, last[0])
         if other is None:
             return last
@@ -90,6 +87,18 @@ async def settled(
         return nearest
     turns = talk(work.intent, asked)
     return nearest if turns is None else await _trimmed(nearest, turns, ask, trip, gate, told=told)
+
+
+async def _other(ask: Ask, body: Body) -> Asked | None:
+    """`ask`, of another model of the same alias; None where that model can not be asked."""
+    try:
+        return await ask(body)
+    except Shed as no:
+        if no.refusal.code in LATER:
+            raise
+        return None  # no way to it for this client or route
+    except Invalid:
+        return None  # an adapter that no server lists, or token ids beyond its vocabulary
 
 
 async def _walked(ask: Ask, body: Body) -> Asked:

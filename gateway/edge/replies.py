@@ -122,10 +122,8 @@ def refused(refusal: Refusal, *, param: str | None = None, status: int | None = 
 def retry_after(refusal: Refusal) -> int:
     """The time a refused client is told, seconds."""
     wait = math.ceil(refusal.retry_after_s if refusal.retry_after_s is not None else 5.0)
-    if (
-        refusal.code is Code.QUOTA_EXCEEDED
-    ):  # who comes back before its window ends is refused again
-        return max(1, wait)
+    if refusal.code is Code.QUOTA_EXCEEDED:
+        return max(1, wait)  # who comes back before its window ends is refused again
     return min(max(1, wait), LONGEST_RETRY_S)
 
 

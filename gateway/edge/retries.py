@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core import crowd
 from gateway.core.model import NO_LEAD, Code
-from gateway.core.retries import Retries as Budgets
-from gateway.core.retries import longer_s
+from gateway.core.retries import Budgets, longer_s
 from gateway.edge import replies
 from gateway.gate import Shed
 
@@ -62,7 +61,7 @@ class Try:
     mark: bytes | None = None
     again: Again | None = None
     ticket: Ticket | None = None  # once it was counted
-    opened: frozenset[PoolId] | None = None  # pools that took work when it was counted and refused
+    opened: frozenset[PoolId] | None = None  # of one that is damped: pools that took work then
 
 
 class Retries:
@@ -111,10 +110,8 @@ class Retries:
         one = trip.tried
         if self._budgets is None or one is None or refusal.code not in COUNTED:
             return refusal
-        if (
-            trip.heart.is_open
-        ):  # told in a stream, where there is no Retry-After: nobody comes early
-            return refusal
+        if trip.heart.is_open:
+            return refusal  # told in a stream, where there is no Retry-After: nobody comes early
         self.rest(trip)
         client, again = trip.record.client, one.again
         opened = crowd.opened(self._gate.core.books) if one.opened is None else one.opened

@@ -9,18 +9,16 @@ import orjson
 from gateway.edge import face
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from aiohttp.web import BaseRequest
-
     from gateway.edge.dialects import Body, Intent
+    from gateway.edge.retries import Retries
+    from gateway.edge.trip import Trip
     from gateway.tokens import Counted
 
 
-def at_rest(request: BaseRequest, work: Work, last: Callable[[], None]) -> None:
-    """It has to wait: let go of what that does not need. `last` is done with it."""
-    face.rest(request)
-    last()
+def at_rest(trip: Trip, work: Work, retries: Retries) -> None:
+    """It has to wait: let go of what that does not need."""
+    face.rest(trip.request)
+    retries.rest(trip)
     work.pack()
 
 

@@ -36,7 +36,7 @@ _QUEUE: tuple[tuple[str, str, Callable[[QueueView], float]], ...] = (
     ("queue_bytes", "Bytes of the waiting requests' bodies.", lambda q: q.bytes),
     (
         "queue_aside_requests",
-        "Of the requests waiting, such as wait to hear whether a server is there.",
+        "Of the requests waiting, those that wait only to hear whether a server is there.",
         lambda q: q.aside,
     ),
     ("queue_oldest_seconds", "Age of the longest-waiting request.", lambda q: q.oldest_s),

@@ -24,7 +24,7 @@ from gateway.policy.routing import RouteRule
 from gateway.policy.salvage import is_read, salvaged
 from gateway.policy.schema import Backend, Client, Policy, Tls
 from gateway.policy.section import Section
-from gateway.policy.types import Address, ModelName, ServerUrl
+from gateway.policy.types import Address, ModelName, ServerUrl, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -156,9 +156,9 @@ class _Sources:
                     )
                 )
             return
-        listed = self.data.get("backends")
+        written = self.data.get("backends")
         known = {}
-        for raw in listed if isinstance(listed, list) else []:
+        for raw in written if isinstance(written, list) else []:
             if isinstance(raw, dict) and (url := _lenient(ServerUrl, raw.get("url"))) is not None:
                 known[url] = raw
         self.data["backends"] = [
@@ -260,8 +260,8 @@ def _address(data: Mapping[str, Any], name: str) -> str:
 def _written_names(
     raw: object, parsed: Mapping[int, Backend] | Mapping[int, Client], if_none: str | None = None
 ) -> set[str] | None:
-    """Names of the entries of a list, such as cannot be used too: nobody is missing who is there. None
-    where it is no list."""
+    """Names of the entries of a list, also of those that cannot be used: nobody is missing who is there.
+    None where it is no list."""
     if raw is not None and not isinstance(raw, list):
         return None
     written = {
@@ -272,29 +272,25 @@ def _written_names(
 
 
 def _names(raw: object) -> dict[str, tuple[str, ...]]:
-    """What of a mapping of names is well formed: every alias, and such models of it."""
+    """What of a mapping of names is well formed: every alias, with those of its models that are."""
     pairs = raw.items() if isinstance(raw, dict) else ()
     return {
-        alias: tuple(name for item in _listed(said) if (name := _lenient(ModelName, item)))
+        alias: tuple(name for item in listed(said) if (name := _lenient(ModelName, item)))
         for alias, said in pairs
     }
 
 
-def _listed(said: object) -> list[object]:
-    return said if isinstance(said, list) else [said]
-
-
 def _pages(raw: object) -> list[Finding]:
     """A * beside others, of which one is broken: then nobody has looked at all of them together."""
-    pages = [page.strip() if isinstance(page, str) else page for page in _listed(raw)]
+    pages = [page.strip() if isinstance(page, str) else page for page in listed(raw)]
     if EVERY not in pages or len(pages) == 1:
         return []
     return [Finding(("cors",), pages, *BESIDE_OTHERS)]
 
 
 def _has_keys(data: Mapping[str, Any]) -> bool:
-    listed = data.get("clients")
-    entries = listed if isinstance(listed, list) else []
+    written = data.get("clients")
+    entries = written if isinstance(written, list) else []
     ways = ("key_env", "key_file", "key_sha256")
     return any(isinstance(raw, dict) and any(map(raw.get, ways)) for raw in entries)
 

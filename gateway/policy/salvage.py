@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from pydantic import ValidationError, create_model
 
 from gateway.policy.section import Section, section_in
+from gateway.policy.types import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,8 +88,7 @@ def _field(kind: type[Section], name: str, said: object, context: Mapping[str, P
     if inner is annotation:
         part: object = salvaged(inner, said, context)
         return Broken(said) if part is None else part
-    entries = said if isinstance(said, list) else [said]
-    parts = (salvaged(inner, entry, context) for entry in entries)
+    parts = (salvaged(inner, entry, context) for entry in listed(said))
     return Broken(said, tuple(part for part in parts if part is not None))
 
 
@@ -99,7 +99,7 @@ def _items(
     for item in said if isinstance(said, list) else ():
         try:
             yield from _read(kind, name, [item], context)
-        except (ValidationError, TypeError):  # or its field is none of lists
+        except (ValidationError, TypeError):  # or the field takes no list
             continue
 
 

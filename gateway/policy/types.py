@@ -143,7 +143,7 @@ def _model_name(value: str) -> str:
     return value
 
 
-def listed(value: object) -> object:
+def listed(value: object) -> list[object] | tuple[object, ...]:
     """One value where several may stand is a list of one."""
     return value if isinstance(value, list | tuple) else (value,)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Tally
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -56,8 +55,9 @@ class Unavailable(Exception):
         self.reason = reason
 
 
-Way = Callable[[Request, int], Awaitable[tuple[int, ...]]]
-"""Counts the prompts of a request whose body has so many bytes; raises Unavailable."""
+Way = Callable[[Request, int, str], Awaitable[tuple[int, ...]]]
+"""Counts the prompts of a request whose body has so many bytes, for a client; raises Unavailable, and Busy
+where that client's turn does not come."""
 
 
 MOST_IDS = 262_208
@@ -72,10 +72,10 @@ class LocalCount(Protocol):
     def renders(self) -> bool:
         """Whether it has a template for chats."""
 
-    async def count(self, request: Request, body_bytes: int) -> tuple[int, ...]:
+    async def count(self, request: Request, body_bytes: int, client: str) -> tuple[int, ...]:
         """Tokens of each prompt without media; Unavailable where it cannot say."""
 
-    async def estimate(self, request: Request, body_bytes: int) -> tuple[int, ...]:
+    async def estimate(self, request: Request, body_bytes: int, client: str) -> tuple[int, ...]:
         """The same where there is no template for chats; Unavailable likewise."""
 
     def segments(self, request: Request) -> list[tuple[str, int]]:
@@ -139,18 +139,16 @@ class Counter:
     async def count(
         self, kind: Kind, body: Mapping[str, Any], body_bytes: int, client: str = ""
     ) -> Counted:
-        """Tokens of each prompt in `body`, which was `body_bytes` long on the wire.
+        """Tokens of each prompt in `body`, which was `body_bytes` long on the wire. Clients take turns.
 
         Raises CountRefused where the body has no prompt, and nothing else on any input; and Busy where
         too much of this client waits to be counted.
         """
         request = read(kind, body, self._conversion)
-        if client:
-            request = replace(request, client=client)
         if request.largest_id >= self._ids:
             msg = f"Token id {request.largest_id}: the largest here is {self._ids - 1}."
             raise CountRefused(msg)
-        basis, prompts, why = await self._best(request, body_bytes)
+        basis, prompts, why = await self._best(request, body_bytes, client)
         in_text = 0 if basis is Method.BOUND else 1
         extra, media_exact = media_tokens(request, self._media, in_text)
         images = sum(item.modality == "image" for item in request.media)
@@ -203,7 +201,9 @@ class Counter:
             self._corrections[Method.BOUND].learn(counted.raw, actual)
         return error
 
-    async def _best(self, request: Request, body_bytes: int) -> tuple[Method, tuple[int, ...], str]:
+    async def _best(
+        self, request: Request, body_bytes: int, client: str
+    ) -> tuple[Method, tuple[int, ...], str]:
         """The best way that answers, its numbers before correction and media, and where only the bytes
         do, what is wrong with the body, or LATE."""
         if all(isinstance(prompt, int) for prompt in request.prompts) and request.chat is None:
@@ -212,7 +212,7 @@ class Counter:
         ways = self._ways(request)
         for name, method, way in ways:
             try:
-                return method, await way(request, body_bytes), ""
+                return method, await way(request, body_bytes, client), ""
             except Unreadable as said:
                 self._fallbacks["remote_refused"] += 1
                 fault = fault or refused(said)
@@ -251,17 +251,18 @@ class Counter:
         remote: Callable[[dict[str, Any]], Awaitable[int]],
         request: Request,
         body_bytes: int,
+        client: str,
     ) -> tuple[int, ...]:
         if body_bytes > REMOTE_BYTES:
             raise Unavailable("remote_too_large")
         try:
             # Waiting for a turn counts too: a burst is worth a moment, a bound is a long guess.
             async with asyncio.timeout(REMOTE_SECONDS):
-                await self._remote_line.turn(request.client, body_bytes)
+                await self._remote_line.turn(client, body_bytes)
                 try:
                     return await self._asked(remote, request)
                 finally:
-                    self._remote_line.leave(request.client, body_bytes)
+                    self._remote_line.leave(client, body_bytes)
         except TimeoutError:
             raise Unavailable(LATE) from None
 

@@ -8,7 +8,7 @@ uses all places. So that one whose few begin while another's take every place ne
 these to end, there are `spare` places, for clients that have none under way.
 
 **Bound: whatever others send, a client that has nothing under way begins after at most one text of
-each other client that waited before it; at once where only one other client is there.**
+each other client that waited before it; at once where only one other client is there and a place is spare.**
 
 Loop-confined. What is under way is not stopped here; what leaves while it waits gives its place back.
 """
@@ -40,9 +40,8 @@ class Line:
         self._at_once = at_once
         self._spare = spare
         self._busy: Tally[str] = Tally()  # places taken, by client
-        self._lines: dict[
-            str, deque[tuple[Waiter, int]]
-        ] = {}  # who waits; the next one's turn first
+        self._lines: dict[str, deque[tuple[Waiter, int]]] = {}
+        """Who waits, by client; the client whose turn is next first."""
         self._bytes: Tally[str] = Tally()  # of what waits and is under way
 
     @property
@@ -99,8 +98,8 @@ class Line:
             waiter.set_result(None)
 
     def make_room(self, client: str, size: int, most: int) -> bool:
-        """Have so many bytes more stay below `most` in all; whether they do. For that, those that came
-        last of the client that has most go, where that is more than this one would have."""
+        """Let `size` bytes more come to `most` in all and no more; whether they do. For that, what came
+        last of the client that has most goes, as long as that is more than this one would have."""
         while self.bytes + size > most:
             name = max(self._lines, key=self._bytes.__getitem__, default=client)
             if self._bytes[name] <= self._bytes[client] + size:

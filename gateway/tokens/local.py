@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway.tokens.bound import prompts_bound
@@ -95,28 +96,32 @@ class LocalCounter:
         """Whether there is a template or an encoder: chats can be counted, not only estimated."""
         return self._template is not None or self._spec is not None
 
-    async def count(self, request: Request, body_bytes: int) -> tuple[int, ...]:
+    async def count(self, request: Request, body_bytes: int, client: str) -> tuple[int, ...]:
         """Tokens of each prompt, placeholders of media included; Unavailable where it cannot say."""
-        return await self._run(self.count_now, request, body_bytes)
+        return await self._run(self.count_now, request, body_bytes, client)
 
-    async def estimate(self, request: Request, body_bytes: int) -> tuple[int, ...]:
+    async def estimate(self, request: Request, body_bytes: int, client: str) -> tuple[int, ...]:
         """The same without a template: the texts' tokens and an allowance for what is around."""
-        return await self._run(self.estimate_now, request, body_bytes)
+        return await self._run(self.estimate_now, request, body_bytes, client)
 
     async def _run(
-        self, work: Callable[[Request], tuple[int, ...]], request: Request, body_bytes: int
+        self,
+        work: Callable[[Request], tuple[int, ...]],
+        request: Request,
+        body_bytes: int,
+        client: str,
     ) -> tuple[int, ...]:
         """`work` on the loop or in a thread, by size and within the bounds."""
         if body_bytes <= INLINE_BYTES:
             return work(request)
-        client, line = request.client, self._line
+        line = self._line
         if not line.make_room(client, body_bytes, QUEUED_BYTES):
             raise Busy(line.waiting_of(client)) if line.has(client) else Unavailable("queue_full")
         running: asyncio.Future[tuple[int, ...]] | None = None
         try:
             async with asyncio.timeout(SECONDS):
                 await line.turn(client, body_bytes)
-                running = self._begun(work, request, body_bytes)
+                running = self._begun(partial(work, request), body_bytes, client)
                 # Shielded: a thread cannot be stopped, and its place is taken until it ends.
                 return await asyncio.shield(running)
         except Overtaken:
@@ -127,18 +132,18 @@ class LocalCounter:
             raise Unavailable("timeout") from None
 
     def _begun(
-        self, work: Callable[[Request], tuple[int, ...]], request: Request, body_bytes: int
+        self, work: Callable[[], tuple[int, ...]], body_bytes: int, client: str
     ) -> asyncio.Future[tuple[int, ...]]:
         try:
-            running = asyncio.get_running_loop().run_in_executor(self._threads, work, request)
+            running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         except RuntimeError:  # closed meanwhile
-            self._line.leave(request.client, body_bytes)
+            self._line.leave(client, body_bytes)
             raise
-        running.add_done_callback(lambda done: self._finished(done, request.client, body_bytes))
+        running.add_done_callback(lambda done: self._finished(done, body_bytes, client))
         return running
 
     def _finished(
-        self, work: asyncio.Future[tuple[int, ...]], client: str, body_bytes: int
+        self, work: asyncio.Future[tuple[int, ...]], body_bytes: int, client: str
     ) -> None:
         self._line.leave(client, body_bytes)
         if not work.cancelled():

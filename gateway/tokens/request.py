@@ -58,7 +58,6 @@ class Request:
     shared: bool = False
     frame: int = 0
     rough: bool = False  # the engine's way from body to prompt is not followed to the last token
-    client: str = ""  # whose it is, for whom others that are counted wait no longer than in turn
     lead: list[tuple[int, int]] = field(default_factory=list, compare=False)
     """Filled as the prompt is counted, where there is one: see `TextCounter.count`."""
 

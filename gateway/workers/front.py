@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from gateway.edge.ids import NAME
+from gateway.edge import ids
 from gateway.observe.metrics import CONTENT_TYPE
 from gateway.page.guard import own_site_only
 from gateway.tasks import spawn
@@ -35,7 +35,7 @@ PASSED_ON = ("accept", "accept-language", "if-none-match")
 """Headers of a question that a worker's page looks at."""
 
 NOT_PASSED_BACK = frozenset(
-    {"connection", "keep-alive", "transfer-encoding", "date", "server", NAME}
+    {"connection", "keep-alive", "transfer-encoding", "date", "server", ids.NAME}
 )
 """Headers that are those of one connection, or that this server writes itself."""
 

@@ -97,6 +97,20 @@ def test_more_reserved_than_the_limit_is_growth_beyond_plan_and_admits_nothing()
     assert kv.reserved <= kv.limit
 
 
+def test_what_is_reserved_is_never_shown_below_what_is_in_use() -> None:
+    """Also where it was shown before, and nothing has come or gone since: answers grow by themselves."""
+    desk = Desk(LONG, gpu0=forecasting(66_700))
+    for name in ("a", "b"):
+        desk.ask(name, 19_000, 32_000)
+        desk.first_token(name)
+    for tokens in range(2_000, 12_001, 2_000):
+        for name in ("a", "b"):
+            desk.core.true_up(rid(name), tokens)
+        desk.wait(10)
+        kv = desk.core.view(desk.now).pools[0].kv
+        assert kv.reserved >= kv.used == 2 * (19_000 + tokens)
+
+
 def test_where_all_caps_fit_nothing_is_forecast() -> None:
     desk = Desk(LONG, gpu0=forecasting(1_000))
     for i in range(10):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core import retries
-from gateway.core.retries import DOUBLINGS, RESERVE, SHARE, TTL_S, Again, Retries, longer_s
+from gateway.core.retries import DOUBLINGS, RESERVE, SHARE, TTL_S, Again, Budgets, longer_s
 
 WAIT_S = 5.0
 
@@ -19,7 +19,7 @@ def mark(of: object) -> bytes:
 
 
 def ask(
-    budget: Retries,
+    budget: Budgets,
     now: float,
     of: object = 0,
     *,
@@ -45,7 +45,7 @@ def levels(found: list[Again | None]) -> list[int]:
 
 def test_nine_tries_of_one_call_within_ten_seconds() -> None:
     """O04: three tries of an SDK in three tries of an agent."""
-    budget = Retries()
+    budget = Budgets()
     found = [ask(budget, 0.9 * i) for i in range(9)]
     assert found[0] is None
     assert [one.early for one in found[1:] if one] == [True] * 8
@@ -56,14 +56,14 @@ def test_nine_tries_of_one_call_within_ten_seconds() -> None:
 
 
 def test_at_once_each_try_beyond_the_budget_doubles_up_to_the_most() -> None:
-    budget = Retries()
+    budget = Budgets()
     found = levels([ask(budget, 0.01 * i) for i in range(14)])
     assert found == [0] * 5 + [1, 2, 3, 4, 5, 6, 6, 6, 6]
 
 
 @pytest.mark.parametrize("wait_s", [1.0, 5.0, 60.0])
 def test_a_client_that_comes_when_told_to_is_never_counted(wait_s: float) -> None:
-    budget, now = Retries(), 0.0
+    budget, now = Budgets(), 0.0
     for _ in range(200):
         again = ask(budget, now, wait_s=wait_s)
         assert again is None or (not again.early and again.level == 0)
@@ -74,14 +74,14 @@ def test_a_client_that_comes_when_told_to_is_never_counted(wait_s: float) -> Non
 
 
 def test_what_was_admitted_is_not_counted() -> None:
-    budget = Retries()
+    budget = Budgets()
     ask(budget, 0.0)
     found = [ask(budget, 0.1 * i, served=True) for i in range(1, 40)]
     assert levels(found) == [0] * 39
 
 
 def test_one_that_was_under_way_when_another_was_refused_is_no_retry() -> None:
-    budget = Retries()
+    budget = Budgets()
     for i in range(20):
         if budget.knows("a", 1.0):
             again = budget.met("a", mark(0), 1.0, arrived=0.9, says_so=False)
@@ -90,7 +90,7 @@ def test_one_that_was_under_way_when_another_was_refused_is_no_retry() -> None:
 
 
 def test_a_retry_by_its_own_word_counts_only_while_every_time_told_is_ahead() -> None:
-    budget = Retries()
+    budget = Budgets()
     assert ask(budget, 0.0, 0, wait_s=10.0) is None
     again = ask(budget, 1.0, 1, says_so=True)
     assert again is not None
@@ -99,11 +99,11 @@ def test_a_retry_by_its_own_word_counts_only_while_every_time_told_is_ahead() ->
     assert ask(budget, 1.0, 2) is None, "without it, it is a new one"
     # One was told 5 s at 1.0: whose retry this is cannot be said any more.
     assert ask(budget, 7.0, 3, says_so=True) is None
-    assert ask(Retries(), 0.0, 4, says_so=True) is None, "and none was refused here"
+    assert ask(Budgets(), 0.0, 4, says_so=True) is None, "and none was refused here"
 
 
 def test_clients_have_budgets_of_their_own() -> None:
-    budget = Retries()
+    budget = Budgets()
     for i in range(20):
         ask(budget, 0.01 * i)
     assert ask(budget, 0.3, client="b") is None
@@ -113,7 +113,7 @@ def test_clients_have_budgets_of_their_own() -> None:
 
 
 def test_a_client_that_asks_much_may_retry_a_share_of_it() -> None:
-    budget = Retries()
+    budget = Budgets()
     found = []
     for i in range(400):
         ask(budget, i * 0.05, i)
@@ -123,7 +123,7 @@ def test_a_client_that_asks_much_may_retry_a_share_of_it() -> None:
 
 
 def test_who_stops_is_as_before() -> None:
-    budget = Retries()
+    budget = Budgets()
     for i in range(1_000):
         ask(budget, 0.01 * i)
     again = ask(budget, 10.0 + budget.recovery_s, served=True)
@@ -135,7 +135,7 @@ def test_who_stops_is_as_before() -> None:
 
 
 def test_a_body_without_a_mark_is_known_by_its_word_only() -> None:
-    budget = Retries()
+    budget = Budgets()
     budget.refused("a", None, WAIT_S, 0.0, again=None)
     assert budget.knows("a", 1.0)
     assert budget.met("a", None, 1.0, arrived=1.0, says_so=False) is None
@@ -145,7 +145,7 @@ def test_a_body_without_a_mark_is_known_by_its_word_only() -> None:
 def test_memory_is_bounded(monkeypatch) -> None:
     monkeypatch.setattr(retries, "MARKS", 8)
     monkeypatch.setattr(retries, "CLIENTS", 4)
-    budget = Retries()
+    budget = Budgets()
     for i in range(100):
         ask(budget, 0.0, i)
     assert [int(of) for of in budget._clients["a"].told] == list(range(92, 100))
@@ -170,7 +170,7 @@ STEPS = st.lists(
 @given(STEPS, st.integers(1, 9), st.floats(1.0, 60.0))
 def test_the_bound_holds_and_levels_are_within_theirs(steps, reserve: int, wait_s: float) -> None:
     """Early retries refused at the usual price: at most e × (reserve + ½ + SHARE × new ones, fading)."""
-    budget, now = Retries(reserve), 0.0
+    budget, now = Budgets(reserve), 0.0
     usual: dict[str, list[float]] = {"a": [], "b": []}
     new: dict[str, list[float]] = {"a": [], "b": []}
     due: dict[tuple[str, int], float] = {}
@@ -210,7 +210,7 @@ def test_the_longer_time_is_told_in_whole_seconds_and_is_what_sdks_obey(
 
 def test_what_was_cut_at_the_most_is_remembered_whole() -> None:
     """20 s doubled twice are told as 60: the next is not counted from 15."""
-    budget = Retries(1)
+    budget = Budgets(1)
     for i in range(6):
         ask(budget, 0.01 * i, wait_s=20.0)
     again = budget.met("a", mark(0), 1.0, arrived=1.0, says_so=False)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.dialects import dead_ends
+from gateway.edge.dialects.grammars import MOST_EXCLUDED
 from gateway.edge.dialects.hazards import MOST_STOPS
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
 
@@ -24,6 +25,7 @@ TREE: Any = {
     "required": ["next"],
     "$defs": {"many": {"type": "array", "items": {"$ref": "#"}}, "x/y": {"$ref": "#/$defs/many"}},
 }  # fmt: skip
+MOST_IDS = ",".join(map(str, range(MOST_EXCLUDED)))
 TOKEN_PART = {"type": "token", "token": "<|im_end|>"}
 
 
@@ -183,6 +185,10 @@ def native(**params: Any) -> Any:
         (GENERATE, native(regex="a", min_new_tokens=2), "min_new_tokens"),
         (CHAT, {"stop_token_ids": list(range(MOST_STOPS + 1)), "min_tokens": 1}, "stop_token_ids"),
         (GENERATE, native(stop_token_ids=list(range(MOST_STOPS + 1)), min_new_tokens=1), "stop_token_ids"),
+        (CHAT, {"ebnf": f"root ::= ExcludeToken ({MOST_IDS}, 7)"}, "ebnf"),
+        (TEXT, {"ebnf": f'root ::= "a" ExcludeToken({MOST_IDS}, # a comment )\n 7)'}, "ebnf"),
+        (CHAT, tag({"type": "grammar", "grammar": f"root ::= ExcludeToken({MOST_IDS},7)"}), "response_format"),
+        (CHAT, tag({"type": "exclude_token", "exclude_tokens": list(range(MOST_EXCLUDED + 1))}), "response_format"),
         (CHAT, {"logit_bias": {"5": -3.4e38}}, "logit_bias"),
         (GENERATE, native(logit_bias={"5": -3.4e38}), "logit_bias"),
     ],
@@ -202,7 +208,8 @@ async def test_what_leaves_no_token_to_write_is_refused(
         (CHAT, formed(TREE)),
         (CHAT, tool(SELF)),  # text to the model
         (CHAT, {"ebnf": 'root ::= "Token(7)" | ExcludeToken(1)'}),
-        (CHAT, tag({"type": "any_tokens", "exclude_tokens": [1]})),
+        (CHAT, {"ebnf": f"root ::= ExcludeToken({MOST_IDS}) ExcludeToken({MOST_IDS})"}),
+        (CHAT, tag({"type": "any_tokens", "exclude_tokens": list(range(MOST_EXCLUDED))})),
         (CHAT, {"min_tokens": 3}),
         (CHAT, {"response_format": {"type": "text"}, "min_tokens": 3}),
         (CHAT, {"response_format": {"type": "json_object"}, "min_tokens": 0}),

@@ -354,3 +354,21 @@ async def test_a_larger_model_is_found_without_a_word_on_trimming(start) -> None
             for number, backend in [(100, "gpu0"), (3000, "gpu1")]:
                 got = await rig.chat(number, model="best")
                 assert (got.status, got.headers["x-kvgate-backend"]) == (200, backend)
+
+
+async def test_an_adapter_that_no_server_lists_is_passed_over_like_a_model_that_is_not_the_client_s(
+    start,
+) -> None:
+    """Who asked for the alias named no adapter, and is told of none."""
+    async with FakeSGLang(model="large", pool=8192) as large:
+        policy = {
+            "more": [{"url": large.url, "name": "gpu1"}],
+            "models": {"best": ["tiny", "tiny:gone", "large"], "two": ["tiny", "tiny:gone"]},
+        }
+        async with start(policy) as rig:
+            rig.largest_pool = 8192
+            await rig.until(lambda: all(backend.ready for backend in rig.app.fleet))
+            got = await rig.chat(3000, model="best")
+            assert (got.status, got.headers["x-kvgate-backend"]) == (200, "gpu1")
+            got = await rig.chat(3000, model="two")
+            assert (got.status, got.code) == (400, "context_length_exceeded")

@@ -248,7 +248,7 @@ class Unable:
     def __init__(self, reason):
         self.reason = reason
 
-    async def count(self, request, body_bytes):
+    async def count(self, request, body_bytes, client):
         raise Unavailable(self.reason)
 
     estimate = count
@@ -344,7 +344,7 @@ class Local:
     def __init__(self, tokens):
         self.tokens = tokens
 
-    async def count(self, request, body_bytes):
+    async def count(self, request, body_bytes, client):
         return (self.tokens,)
 
 
@@ -365,7 +365,7 @@ async def test_a_broken_local_way_is_counted_and_passed_over():
     class Broken:
         renders = True
 
-        async def count(self, request, body_bytes):
+        async def count(self, request, body_bytes, client):
             raise RuntimeError("bug")
 
     counter = Counter(local=Broken())

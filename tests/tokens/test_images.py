@@ -125,7 +125,7 @@ def test_no_image_costs_more_than_the_ceiling(width, height):
 class Local:
     renders = True
 
-    async def count(self, request, body_bytes):
+    async def count(self, request, body_bytes, client):
         return (50,) * max(1, len(request.prompts))
 
 

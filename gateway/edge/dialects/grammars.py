@@ -42,6 +42,12 @@ DISPATCH: Final = "TagDispatch"
 """What structural tags are made of. Repeated, where its rules go round, it is a segmentation fault while it is
 compiled (xgrammar 0.1.27)."""
 
+MOST_EXCLUDED: Final = 128
+"""Tokens that one place of a grammar rules out. No vocabulary of bytes has as few; with all of one's there nothing
+is left to write (0.2.1), and those of a vocabulary of 32,000 fit into MOST_BYTES."""
+
+_EXCLUDED: Final = re.compile(r"\bExcludeToken\s*+\(([^()]*+)")
+
 _SCHEMAS: Final = ("parameters", "input_schema")
 """Where a tool has its schema, in OpenAI's words and in Anthropic's."""
 
@@ -117,7 +123,7 @@ def check_tools(body: Mapping[str, Any]) -> None:
 
 def check_least(params: Mapping[str, Any], field: str) -> None:
     """A least number of tokens rules out the ends of an answer. Where a grammar has come to its end nothing
-    else may come, and a scheduler that finds nothing ends (0.5.17). Up to 1 it is left out: see `least`.
+    else may come, and a scheduler that finds nothing ends (0.5.17). One of 1 is sent as 0: see `least`.
     Raises Invalid."""
     number = guard.whole(params.get(field), field)
     if number is not None and number > 1 and asked(params):
@@ -129,10 +135,10 @@ def check_least(params: Mapping[str, Any], field: str) -> None:
         raise Invalid(msg, field)
 
 
-def least(params: Mapping[str, Any], number: int | None, cap: int) -> int | None:
-    """The least number of tokens that is sent: no more than the cap, which the engine refuses, and none
-    beside a grammar."""
-    if number is None or number < 0:
+def least(params: Mapping[str, Any], number: int, cap: int) -> int:
+    """The least number of tokens that is sent: no more than the cap, as the engine refuses more, and none
+    beside a grammar. What is below 0 stays, for the engine to judge."""
+    if number < 0:
         return number
     return 0 if asked(params) else min(number, cap)
 
@@ -209,11 +215,14 @@ def _check_ebnf(text: str, field: str) -> None:
     if DISPATCH in text:
         msg = f"{field} has a {DISPATCH}: send a structural tag instead"
         raise Invalid(msg, field)
-    if not text.isascii() and not _QUOTED.sub("", text).isascii():
+    bare = _QUOTED.sub("", text)
+    if not bare.isascii():
         msg = f"{field} has a letter that is not ASCII outside of quotes and brackets"
         raise Invalid(msg, field)
-    if dead_ends.TOKEN.search(_QUOTED.sub("", text)):
+    if dead_ends.TOKEN.search(bare):
         raise _names_token(field)
+    if any(ids[1].count(",") >= MOST_EXCLUDED for ids in _EXCLUDED.finditer(bare)):
+        raise _excludes_many(field)
     if (rule := dead_ends.rule_without_beginning(text)) is not None:
         msg = (
             f"{field} has a part that nothing can be written for, {rule[:_TOLD]}: a rule that begins with "
@@ -310,8 +319,7 @@ def _check_parts(form: object, field: str) -> None:
     if not isinstance(form.get("type"), str | None):
         msg = f"{field} has a part whose type is no text"
         raise Invalid(msg, field)
-    if form.get("type") == "token":
-        raise _names_token(field)
+    _check_tokens(form, field)
     for name in ("content", "begin", "end"):
         _check_parts(form.get(name), field)
     if isinstance(text := form.get("grammar"), str):
@@ -326,6 +334,13 @@ def _check_parts(form: object, field: str) -> None:
             raise Invalid(msg, field)
         for part in parts:
             _check_parts(part, field)
+
+
+def _check_tokens(part: dict[str, Any], field: str) -> None:
+    if part.get("type") == "token":
+        raise _names_token(field)
+    if isinstance(ids := part.get("exclude_tokens"), list) and len(ids) > MOST_EXCLUDED:
+        raise _excludes_many(field)
 
 
 def _is_legacy(structures: object, triggers: object) -> bool:
@@ -344,6 +359,14 @@ def _names_token(field: str) -> Invalid:
     msg = (
         f"{field} names single tokens, by a token id or a name. One that ends answers, or that the tokenizer does "
         "not have, would leave nothing to write, which ends SGLang; write its text in quotes"
+    )
+    return Invalid(msg, field)
+
+
+def _excludes_many(field: str) -> Invalid:
+    msg = (
+        f"{field} rules out more than {MOST_EXCLUDED} tokens in one place: of all that there are, none would be "
+        "left to write, which ends SGLang"
     )
     return Invalid(msg, field)
 

@@ -31,8 +31,8 @@ KEPT = {
 }
 TOLD_FROM = (0, 5, 23)
 UNTOLD = frozenset({"none", "xhigh", "max"})
-"""Efforts that the engine takes, and whose name it then has no word for where its stream tells what was asked: the
-stream ends before its first event (0.5.17). 0.5.6 says 400 itself."""
+"""Efforts that the engine takes, but cannot name where its stream repeats what was asked: the stream ends
+before its first event (0.5.17). 0.5.6 says 400 itself."""
 STRIPPED = ("request_id", "session_id", "data_parallel_rank")
 
 

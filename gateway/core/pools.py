@@ -57,7 +57,7 @@ class Pool:
             wait, rest = max(0.0, self.read_by - now), 0.0
         else:
             wait, rest = 0.0, self._rest(now) if self.ledger.holds else 0.0
-        return self.ttft.predict(left, demand.prefill, wait, rest)
+        return self.ttft.predict(left, demand.prefill, wait, rest, timely=now == self.heard)
 
     def reads(self, demand: Demand, left: int, now: float) -> Prediction:
         """The same, and it is sent: what comes after it waits until it is read."""

@@ -16,7 +16,8 @@ read again, but looked at. So it is nearly linear in
 
 with coefficients that differ by machine: found by recursive least squares with forgetting (Ljung
 1999), each sample weighted by 1/TTFT^2 so that the error is relative. The bound is the 95th
-percentile of real over predicted among the last WINDOW requests (split conformal).
+percentile of real over predicted among the last WINDOW requests sent alike (split conformal, in groups;
+Vovk 2012): what is sent as a step ends is predicted far better than what comes in the middle of one.
 
 Weighted so, a first token that took a hundred times longer than predicted hardly counts: its relative
 error is 1 however wrong the prediction was, and its weight a ten-thousandth. One of those is chance.
@@ -60,6 +61,7 @@ class Prediction:
     likely: float
     high: float
     features: tuple[float, ...]
+    timely: bool  # sent as a step ended
 
 
 class TtftModel:
@@ -70,8 +72,7 @@ class TtftModel:
         per_k = 1000.0 / prefill_rate
         self._weights = [0.05, 1.0, per_k, 0.0, 1.0]
         self._cov = _unknown(len(self._weights))
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._errors = {timely: Errors() for timely in (False, True)}
         self._samples = 0
         self._tested_at = 0.0
         self._beyond = 0  # samples in a row that took longer than the bound
@@ -80,14 +81,16 @@ class TtftModel:
         """Whether predictions rest on samples, and on recent ones."""
         return self._samples >= TESTED and now - self._tested_at <= TESTED_S
 
-    def predict(self, left: int, prompt: int, wait_s: float, rest_s: float) -> Prediction:
+    def predict(
+        self, left: int, prompt: int, wait_s: float, rest_s: float, *, timely: bool = False
+    ) -> Prediction:
         """For `left` of `prompt` tokens to be read, others' for `wait_s` before, or after a step that
-        goes on for `rest_s`."""
+        goes on for `rest_s`. `timely`: sent as a step ended."""
         k = left / 1000.0
         features = (1.0, wait_s, k, k * prompt / 100_000.0, rest_s)
         likely = sum(w * x for w, x in zip(self._weights, features, strict=True))
         likely = max(likely, LEAST_S)
-        return Prediction(likely, likely * self._factor(), features)
+        return Prediction(likely, likely * self._errors[timely].bound, features, timely)
 
     def learn(self, prediction: Prediction, took_s: float, now: float) -> None:
         """What `prediction` was about took so long."""
@@ -98,7 +101,7 @@ class TtftModel:
         if self._beyond >= IN_A_ROW:
             self._beyond = 0
             self._cov = _unknown(len(self._weights))
-        self._remember(took / prediction.likely)
+        self._errors[prediction.timely].add(took / prediction.likely)
         # Weighted by 1/took: the error to be small is the relative one.
         x = [value / took for value in prediction.features]
         size = len(x)
@@ -117,13 +120,24 @@ class TtftModel:
                     self._cov[i][j] *= shrink
                     self._cov[j][i] *= shrink
 
-    def _factor(self) -> float:
+
+class Errors:
+    """Real over predicted, the last WINDOW of them."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    @property
+    def bound(self) -> float:
+        """What LEVEL of them stay below, 1 at least."""
         if len(self._sorted) < LEAST_SAMPLES:
             return 2.0
         rank = min(len(self._sorted) - 1, int(LEVEL * (len(self._sorted) + 1)))
         return max(1.0, self._sorted[rank])
 
-    def _remember(self, ratio: float) -> None:
+    def add(self, ratio: float) -> None:
+        """One more; the oldest goes."""
         self._recent.append(ratio)
         insort(self._sorted, ratio)
         if len(self._recent) > WINDOW:

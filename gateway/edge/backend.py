@@ -142,12 +142,11 @@ class Backend:
         ranks = [("x-data-parallel-rank", str(rank))] if len(self.pools) > 1 else []
         return [*self.headers, *ranks]
 
-    def offers(self, books: Books) -> tuple[PoolId, ...]:
-        """Its pools, for a request that may be sent at once: how far its server is in a step is told to
-        the books. Of several ranks nobody here knows which of them was heard."""
+    def say_when_heard(self, books: Books) -> None:
+        """Tell how far its server is in a step, for a request that may be sent at once. Of several ranks
+        nobody here knows which of them was heard."""
         if len(self.pools) == 1 and self.watch is not None:
             books.heard(self.pools[0], self.watch.heard_at)
-        return self.pools
 
     @property
     def loads(self) -> LoadsFacts | None:

@@ -232,6 +232,8 @@ class DataPlane:
         headers = trip.request.headers
         backends = self._callers.routed(rule.name, intent, counted, headers, backends)
 
+        for backend in backends:
+            backend.say_when_heard(self._gate.core.books)
         ticket = tickets.ticket(
             trip.id,
             rule,
@@ -239,7 +241,7 @@ class DataPlane:
             counted,
             body=body,
             size=size,
-            pools=(pool for each in backends for pool in each.offers(self._gate.core.books)),
+            pools=(pool for backend in backends for pool in backend.pools),
             headers=headers,
             session=trip.record.session,
             arrived=trip.began,

@@ -106,10 +106,14 @@ async def test_each_piece_of_a_stream_tells_how_far_its_server_is_in_a_step(tmp_
         assert heard > 0
         place = rig.app.gate.core.books.pools[backend.pools[0]]
         place.heard = 0.0
-        assert backend.offers(rig.app.gate.core.books) == backend.pools
+        backend.say_when_heard(rig.app.gate.core.books)
         assert place.heard == heard
         backend.pools = (*backend.pools, backend.pools[0]._replace(rank=1))
         place.heard = 0.0
-        backend.offers(rig.app.gate.core.books)
+        backend.say_when_heard(rig.app.gate.core.books)
         assert place.heard == 0.0, "of two ranks nobody knows which it was"
         backend.pools = backend.pools[:1]
+        told: list[object] = []
+        backend.say_when_heard = told.append
+        assert (await rig.post(TEXT, {"prompt": [1] * 100, "max_tokens": 5})).status == 200
+        assert told == [rig.app.gate.core.books], "before each request that is asked in"

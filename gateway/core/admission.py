@@ -237,6 +237,7 @@ class Admission(Bounds):
         for ident in list(ledger.holds):
             hold = self.books.void(ident)
             out.append(Released(ident, pool, hold.demand, Release.VOIDED))
+        self.books.pools[pool].reads_less(now)
         self._drain.busy(now, is_busy=bool(self.books.held))
         return out + self.advance(now)
 

@@ -270,6 +270,7 @@ class Books:
             # The engine prefills in order of arrival; only streams show their own first token.
             if earlier.prefilling and not earlier.streamed and earlier.since < hold.since:
                 pool.ledger.prefilled(other, now)
+        pool.reads_less(now)
         return True
 
     def at(self, when: float, what: Timer, ident: RequestId) -> None:

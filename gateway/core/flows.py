@@ -223,18 +223,21 @@ def within_share(flow: Flow, demand: Demand, ledger: PoolLedger, active_weight: 
     """The dynamic threshold on one pool.
 
     planned + need <= max(weight share of the pool, ALPHA * what stays free), per client and pool,
-    and the same for running slots: which of the two is scarce depends on the box. Of what the pool is
-    planned to come to (its forecast, or all that is charged) a client has the part that it has of all
-    charges. `active_weight` is the sum of the weights of all clients active on this pool, this one
+    and the same for running slots: which of the two is scarce depends on the box. Planned is what a client
+    has in use, and of what the pool is still to come to (by its forecast, or all that is charged) the part
+    that it has of all charges: one whose answers are longer than was expected has a small charge and much
+    in use, which is not the others'. `active_weight` is the sum of the weights of all clients active on this pool, this one
     included: who works elsewhere takes no share here.
     """
     charged = ledger.by_client.get(flow.rule.name, 0)
     if charged == 0:
         return True
+    in_use = ledger.in_use.get(flow.rule.name, 0)
     part = flow.rule.weight / active_weight
 
     def within(planned: int) -> bool:
-        own = planned * charged / ledger.kv + demand.kv
+        to_come = max(planned - ledger.used, 0)
+        own = in_use + to_come * charged / ledger.kv + demand.kv
         stays_free = ledger.limit - planned - demand.kv
         return own <= max(ledger.grants.kv_tokens * part, ALPHA * stays_free)
 

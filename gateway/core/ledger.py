@@ -25,7 +25,7 @@ from gateway.core.mirror import CLIP, Mirror
 from gateway.core.model import LedgerView
 from gateway.core.outlook import FRESH, REFRESHED, Outlook, Term
 from gateway.core.pace import Pace
-from gateway.core.sums import LedgerError, less
+from gateway.core.sums import LedgerError, less, tally
 
 if TYPE_CHECKING:
     from gateway.core.amount import Amount
@@ -111,7 +111,10 @@ class PoolLedger:
     uncached: int = 0  # ... of which likely have to be read: the rest is in the server's cache
     slots: int = 0
     by_client: dict[str, int] = field(default_factory=dict)  # KV tokens held per client
-    used: int = 0  # KV tokens in use, or soon: the prompts
+    in_use: dict[str, int] = field(
+        default_factory=dict
+    )  # ... of which in use, or soon: the prompts
+    used: int = 0  # the sum of that
     slots_of: Counter[str] = field(default_factory=Counter)  # running sequences per client
     mirror: Mirror = field(default_factory=Mirror)
     outlook: Outlook = field(default_factory=Outlook)
@@ -220,7 +223,7 @@ class PoolLedger:
         self.slots += demand.slots
         self.by_client[hold.client] = self.by_client.get(hold.client, 0) + demand.kv
         self.slots_of[hold.client] += demand.slots
-        self.used += hold.occupied
+        self._use(hold.client, hold.occupied)
         if hold.lengths is None:
             self.plain += 1
         else:
@@ -254,7 +257,7 @@ class PoolLedger:
         hold.generated = generated
         if hold.lengths is None:
             return
-        self.used += generated - before
+        self._use(hold.client, generated - before)
         self.planned = None
         if not hold.prefilling:
             self.mirror.grew(generated - before, growth - hold.growth)
@@ -284,15 +287,9 @@ class PoolLedger:
         self.kv = less(self.kv, demand.kv, "kv", self.pool)
         self.worst = less(self.worst, demand.worst or demand.kv, "worst case", self.pool)
         self.slots = less(self.slots, demand.slots, "slots", self.pool)
-        rest = less(self.by_client[hold.client], demand.kv, "client kv", self.pool)
-        if rest:
-            self.by_client[hold.client] = rest
-        else:
-            del self.by_client[hold.client]
-        self.slots_of[hold.client] -= demand.slots
-        if not self.slots_of[hold.client]:
-            del self.slots_of[hold.client]
-        self.used -= hold.occupied
+        tally(self.by_client, hold.client, -demand.kv, "client kv", self.pool)
+        tally(self.slots_of, hold.client, -demand.slots, "client slots", self.pool)
+        self._use(hold.client, -hold.occupied)
         if hold.lengths is None:
             self.plain = less(self.plain, 1, "plain holds", self.pool)
         else:
@@ -344,6 +341,11 @@ class PoolLedger:
         if self.planned is None:
             self.planned = min(self.worst, max(self.used, math.ceil(self.outlook.peak(self.z))))
         return self.planned
+
+    def _use(self, client: str, tokens: int) -> None:
+        """A client uses so many KV tokens more, or fewer."""
+        self.used += tokens
+        tally(self.in_use, client, tokens, "in use", self.pool)
 
     def _changed(self) -> None:
         """What was worked out for things as they were holds no more."""

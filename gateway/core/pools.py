@@ -65,6 +65,14 @@ class Pool:
         self.read_by = max(self.read_by, now + told.likely)
         return told
 
+    def reads_less(self, now: float) -> None:
+        """A prompt is read, or gone: what is waited for is no more than what the others take, each alone.
+        One that left at once, or that the server had in a cache nobody knew of, is not waited for."""
+        holds = self.ledger.holds.values() if self.ledger.uncached else ()
+        told = (hold.prediction for hold in holds if hold.prefilling)
+        left_s = sum(self.ttft.alone_s(one) for one in told if one is not None)
+        self.read_by = min(self.read_by, now + left_s)
+
     def has_read(self, hold: Hold, now: float) -> None:
         """The first token of a request came: learn from it."""
         self.heard = now

@@ -18,3 +18,15 @@ def less(value: int, by: int, what: str, pool: PoolId) -> int:
         msg = f"{what} of {pool} would go below zero: {value} - {by}"
         raise LedgerError(msg)
     return value - by
+
+
+def tally(sums: dict[str, int], client: str, by: int, what: str, pool: PoolId) -> None:
+    """A client's part of a sum changes; who has none is not kept. Raises LedgerError below zero."""
+    left = sums.get(client, 0) + by
+    if left < 0:
+        msg = f"{what} of {client!r} on {pool} would be {left}"
+        raise LedgerError(msg)
+    if left:
+        sums[client] = left
+    else:
+        sums.pop(client, None)

@@ -92,6 +92,12 @@ class TtftModel:
         likely = max(likely, LEAST_S)
         return Prediction(likely, likely * self._errors[timely].bound, features, timely)
 
+    def alone_s(self, prediction: Prediction) -> float:
+        """What `prediction` was about, by what is known now, had its server had nothing else to do."""
+        constant, _, tokens, square, _ = self._weights
+        one, _, k, k_prompt, _ = prediction.features
+        return max(constant * one + tokens * k + square * k_prompt, LEAST_S)
+
     def learn(self, prediction: Prediction, took_s: float, now: float) -> None:
         """What `prediction` was about took so long."""
         self._samples += 1

@@ -164,6 +164,8 @@ class Turns:
         pool, client = self.books.held[ident].pool, self.books.held[ident].entry.ticket.client
         hold = self.books.let_go(ident)
         if hold is not None:
+            if hold.prefilling:
+                self.books.pools[pool].reads_less(now)
             if learn:
                 hold.finished()
                 self.books.pools[pool].heard = now
@@ -244,7 +246,9 @@ class Turns:
         """Something should have been heard of a request by now."""
         by = hold.prefilled_by
         if what is Timer.PREFILLED and by is not None and by <= now:
-            self.books.pools[self.books.held[ident].pool].ledger.prefilled(ident, now)
+            pool = self.books.pools[self.books.held[ident].pool]
+            pool.ledger.prefilled(ident, now)
+            pool.reads_less(now)
         elif what is Timer.GRACE and hold.lingering and hold.linger_until <= now:
             self._let_go(ident, Release.GRACE, now, out)
 

@@ -99,13 +99,11 @@ class Fleet:
             self._news = asyncio.get_running_loop().create_future()
         return self._news
 
-    def for_model(self, model: str | None) -> list[Backend]:
-        """Servers that may run a request: those that serve its model, else all.
-
-        SGLang itself takes any model name (0.5.6-0.5.23), and clients rely on it.
-        """
-        staying = [backend for backend in self if not backend.leaving]
-        return [backend for backend in staying if backend.serves(model)] or staying
+    def names(self, model: str | None) -> bool:
+        """Whether policy says of a model that there is one."""
+        policy = self._policy
+        lists = [*policy.models.values(), *(client.models for client in policy.clients)]
+        return any(model in one for one in lists)
 
     def least_busy(self) -> Backend | None:
         """The ready server with fewest of our requests; None where none is ready."""

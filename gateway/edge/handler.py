@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from gateway.core.model import ClientRule, Ticket
+    from gateway.edge.backend import Backend
     from gateway.edge.backends import Fleet
     from gateway.edge.booked import Booked
     from gateway.edge.callers import Callers
@@ -185,9 +186,8 @@ class DataPlane:
         self, trip: Trip, dialect: Dialect, data: bytes, rule: ClientRule
     ) -> web.StreamResponse:
         """Admission is off, or decides in the shadow only."""
-        all_ = list(self._fleet)
         anybody = replace(rule, max_waiting=None)  # the bounds of clients are not kept
-        await self._lobby.settled(all_, trip.id, anybody, len(data))
+        all_ = await self._lobby.found(partial(list, self._fleet), trip.id, anybody, len(data))
         if (backend := self._fleet.least_busy()) is None:
             raise Shed(nobody(all_), None)
         booked: Booked = Unbooked()
@@ -215,13 +215,16 @@ class DataPlane:
         """Read and count a body. Raises Invalid, Known, and Shed: refused before the gate."""
         intent = allowed.intent(dialect, body, self._policy.limits)
         body = intent.put(body)
-        backends = models.able(
-            dialect, models.serving(self._fleet, intent.model), trip.request.path
-        )
-        trip.asks(intent, rule.name, [backend.facts for backend in backends])
-        backends = self._deaths.failures.welcome(rule.name, backends)
+
+        def which() -> list[Backend]:
+            found = models.serving(self._fleet, intent.model)
+            found = models.able(dialect, found, trip.request.path)
+            trip.asks(intent, rule.name, [backend.facts for backend in found])
+            return self._deaths.failures.welcome(rule.name, found)
+
+        backends = await self._lobby.found(which, trip.id, rule, size)
         self._not_quarantined(partial(self._deaths.marks.of, trip.record.dialect, body))
-        if not await self._lobby.settled(backends, trip.id, rule, size):
+        if not any(backend.ready for backend in backends):
             raise Shed(nobody(backends), None)
         if intent.known is not None:
             raise Known(intent.known)

@@ -106,20 +106,31 @@ def nobody(backends: Iterable[Backend]) -> Refusal:
 
 
 def serving(fleet: Fleet, model: str | None) -> list[Backend]:
-    """Servers that may run a request for `model`. Raises Invalid for an adapter that none of them lists:
-    what is behind the colon of a name selects one in the engine."""
-    found = fleet.for_model(model)
-    if model is not None and ":" in model and not any(one.serves(model) for one in found):
-        msg = "no server here lists this model with such an adapter; GET /v1/models lists those there are"
-        raise Invalid(msg, "model")
-    return found
+    """Servers that may run a request for `model`: those that serve it, else all.
+
+    SGLang itself takes any name (0.5.6-0.5.23), and clients rely on it. One that has not been seen yet may
+    serve anything. Once it was looked for and is away, a name is kept for it where policy has it, or
+    where it is that of an adapter: others' names would all be refused for one server of two that does not start.
+    Raises Invalid for an adapter that none of them lists: what is behind the colon of a name selects one in
+    the engine.
+    """
+    staying = [backend for backend in fleet if not backend.leaving]
+    found = [backend for backend in staying if backend.serves(model)]
+    if model is not None and ":" in model:
+        if staying and not found:
+            msg = "no server here lists this model with such an adapter; GET /v1/models lists those there are"
+            raise Invalid(msg, "model")
+        return found
+    if any(one.facts is not None or one.expected for one in found) or fleet.names(model):
+        return found or staying
+    return staying
 
 
 def able(dialect: Dialect, backends: list[Backend], path: str) -> list[Backend]:
     """Those of `backends` that have this route. Raises Shed where none has it; one that is not
     ready is given the benefit of the doubt."""
     lacking = {backend.name: lack for backend in backends if (lack := _lack(dialect, backend))}
-    if len(lacking) == len(backends):
+    if lacking and len(lacking) == len(backends):
         words = "; ".join(f"{name} {lack}" for name, lack in lacking.items())
         raise Shed(Refusal(Code.NOT_FOUND, f"no server here can answer {path}: {words}"), None)
     return [backend for backend in backends if backend.name not in lacking]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter as Tally
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class Line:
         self._at_once = at_once
         self._spare = spare
         self._busy: Tally[str] = Tally()  # places taken, by client
-        self._lines: dict[str, deque[tuple[Waiter, int]]] = {}
-        """Who waits, by client; the client whose turn is next first."""
+        self._lines: dict[str, OrderedDict[Waiter, int]] = {}
+        """Who waits, the client whose turn is next first, and their sizes. Thousands may leave at once."""
         self._bytes: Tally[str] = Tally()  # of what waits and is under way
 
     @property
@@ -70,16 +70,15 @@ class Line:
             self._busy[client] += 1
             return
         waiter: Waiter = asyncio.get_running_loop().create_future()
-        one = waiter, size
-        self._lines.setdefault(client, deque()).append(one)
+        self._lines.setdefault(client, OrderedDict())[waiter] = size
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():  # in the same turn of the loop
                 if waiter.exception() is None:
                     self.leave(client, size)
-            elif one in self._lines.get(client, ()):
-                self._quit(client, one)
+            elif waiter in self._lines.get(client, ()):
+                self._quit(client, waiter)
             raise
 
     def leave(self, client: str, size: int) -> None:
@@ -87,8 +86,8 @@ class Line:
         _less(self._busy, client, 1)
         _less(self._bytes, client, size)
         while (name := next(self._could_begin(), None)) is not None:
-            waiter, waited = self._lines[name][0]
-            self._quit(name, (waiter, waited))
+            waiter = next(iter(self._lines[name]))
+            waited = self._quit(name, waiter)
             if waiter.done():
                 continue  # it is being cancelled, and has not got to say so
             if name in self._lines:
@@ -104,10 +103,10 @@ class Line:
             name = max(self._lines, key=self._bytes.__getitem__, default=client)
             if self._bytes[name] <= self._bytes[client] + size:
                 return False
-            one = self._lines[name][-1]
-            self._quit(name, one)
-            if not one[0].done():
-                one[0].set_exception(Overtaken())
+            waiter = next(reversed(self._lines[name]))
+            self._quit(name, waiter)
+            if not waiter.done():
+                waiter.set_exception(Overtaken())
         return True
 
     def _may_begin(self, client: str) -> bool:
@@ -118,12 +117,14 @@ class Line:
     def _could_begin(self) -> Iterator[str]:
         return (name for name in self._lines if self._may_begin(name))
 
-    def _quit(self, client: str, one: tuple[Waiter, int]) -> None:
+    def _quit(self, client: str, waiter: Waiter) -> int:
+        """It waits no more. Its size."""
         line = self._lines[client]
-        line.remove(one)
+        size = line.pop(waiter)
         if not line:
             del self._lines[client]
-        _less(self._bytes, client, one[1])
+        _less(self._bytes, client, size)
+        return size
 
 
 def _less(tally: Tally[str], client: str, by: int) -> None:

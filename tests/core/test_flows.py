@@ -130,6 +130,41 @@ def test_answers_that_have_just_begun_count_with_what_they_come_to() -> None:
         assert f"new{i}" in desk.running
 
 
+def test_answers_longer_than_expected_count_for_whoever_gets_them() -> None:
+    """A client known for short answers gets long ones: its charges are small, and what it uses is its own.
+    The other, whose charges are most of all, would have been held back for it."""
+    desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=64_000, context=32_000, forecast=True))
+    for i in range(300):
+        desk.ask(f"known{i}", 100, 8_000, client="runaway")
+        desk.first_token(f"known{i}")
+        desk.core.true_up(rid(f"known{i}"), 20)
+        desk.finish(f"known{i}")
+    for i in range(2):
+        desk.ask(f"quiet{i}", 6_000, 2_000, client="quiet")
+        desk.ask(f"other{i}", 2_000, 2_000, client="other")
+    desk.first_token("quiet0", "quiet1", "other0", "other1")
+    ledger, told = desk.core.books.pools[GPU0].ledger, 0
+    for i in range(20):
+        desk.ask(f"r{i}", 100, 8_000, client="runaway")
+    while ledger.used < 50_000:
+        told += 100
+        desk.wait(1.0)
+        running = [name for name in desk.running if name.startswith("r")]
+        desk.first_token(*running)
+        for name in running:
+            desk.core.true_up(rid(name), told)
+    ledger.refresh(desk.now)
+    assert ledger.by_client["runaway"] < ledger.by_client["quiet"] / 2
+    weight, flows = desk.core.books.weight_on(GPU0), desk.core.books.flows
+    small = Demand(100, 1_600, 1_500, 1)
+    assert within_share(flows["quiet"], small, ledger, weight), (
+        "16,000 of 64,000, and three are there"
+    )
+    assert not within_share(flows["runaway"], small, ledger, weight)
+    desk.finish(*desk.running)
+    assert not ledger.in_use
+
+
 def test_least_occupancy_first_then_longest_waiting() -> None:
     desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=1_000))
     desk.ask("a0", 98, 1, client="a")

@@ -196,3 +196,38 @@ def test_an_idle_server_has_no_step_in_progress() -> None:
     book = desk.core.books.pools[GPU0].ttft
     desk.ask("two", 1_000)
     assert told(desk, "two") == pytest.approx(book.predict(1_000, 1_000, 0.0, 0.0).likely)
+
+
+# ---- what is not waited for ----------------------------------------------------------------------
+
+
+def test_prompts_whose_clients_have_left_are_not_waited_for() -> None:
+    """One client that sends long prompts and hangs up would have others refused for their deadlines."""
+    desk = Desk(gpu0=PoolLimits(kv_tokens=500_000))
+    desk.ask("being read", 1_000)
+    for number in range(20):
+        desk.ask(f"gone {number}", 50_000, client="hostile")
+        desk.take(desk.core.settle(rid(f"gone {number}"), Outcome.CANCELLED, desk.now))
+    desk.ask("late", 1_000, client="honest")
+    assert told(desk, "late") == pytest.approx(2 * told(desk, "being read"))
+
+
+def test_a_prompt_that_was_read_sooner_than_predicted_is_waited_for_no_longer() -> None:
+    desk = Desk(gpu0=PoolLimits(kv_tokens=500_000))
+    desk.ask("in a cache nobody knew of", 100_000)
+    desk.ask("next", 1_000)
+    desk.wait(0.2)
+    desk.first_token("in a cache nobody knew of")
+    pool = desk.core.books.pools[GPU0]
+    assert pool.read_by - desk.now < 2.0
+    desk.first_token("next")
+    assert pool.read_by <= desk.now, "nothing is being read"
+
+
+def test_what_a_dead_server_was_reading_its_next_start_does_not() -> None:
+    desk = Desk(gpu0=PoolLimits(kv_tokens=500_000))
+    desk.ask("long", 100_000)
+    desk.take(desk.core.void(GPU0, desk.now))
+    desk.ask("one", 1_000)
+    desk.ask("two", 1_000)
+    assert told(desk, "two") < 3 * told(desk, "one")

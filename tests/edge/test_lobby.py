@@ -9,8 +9,9 @@ import pytest
 
 from gateway.edge import lobby
 from gateway.upstream import watch
-from tests.edge.rig import CHAT, COUNT, Rig, chat
+from tests.edge.rig import CHAT, COUNT, Rig, chat, written
 from tests.fakes.behaviour import Behaviour
+from tests.fakes.sglang import FakeSGLang
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,6 +163,79 @@ async def test_they_wait_no_longer_than_anybody_may(unseen) -> None:
         (got,) = await asyncio.gather(*unseen.asked)
         assert (got.status, got.code) == (503, "queue_timeout")
         assert "its server, which is not ready" in got.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "asked"),
+    [
+        ("one", 200, (1, 0)),
+        ("two", 200, (0, 1)),
+        ("two:sql", 200, (0, 1)),
+        ("one:sql", 400, (0, 0)),
+    ],
+)
+async def test_what_servers_are_called_is_asked_once_it_is_known(
+    start, monkeypatch, model: str, status: int, asked: tuple[int, int]
+) -> None:
+    """While none was seen any of them might serve any model: then the first one seen got it."""
+    look, may = watch.discover, {"gpu0": asyncio.Event(), "gpu1": asyncio.Event()}
+
+    async def slow(client: Any, *args: Any, **more: Any) -> Any:
+        await next(may[one.name] for one in rig.app.fleet if one.client is client).wait()
+        return await look(client, *args, **more)
+
+    async def at_once(_: Rig) -> None: ...
+
+    monkeypatch.setattr(watch, "discover", slow)
+    monkeypatch.setattr(Rig, "ready", at_once)
+    async with FakeSGLang(model="two", adapters=("sql",)) as other:
+        more = [{"url": other.url, "name": "gpu1"}]
+        async with start({"more": more}, model="one") as rig:
+            rig.engine.default = other.default = Behaviour(tokens=1)
+            got = asyncio.ensure_future(rig.post(CHAT, chat(max_tokens=1, model=model)))
+            await rig.until(lambda: aside(rig) == 1)
+            may["gpu0"].set()
+            await rig.until(lambda: rig.app.fleet.backends["gpu0"].ready, 10)
+            assert (aside(rig) == 0) == (model == "one")
+            may["gpu1"].set()
+            assert (await got).status == status
+            assert (len(rig.engine.seen), len(other.seen)) == asked
+
+
+@pytest.mark.parametrize("path", [CHAT, COUNT])
+@pytest.mark.parametrize("admission", ["on", "shadow", "off"])
+async def test_a_server_that_comes_in_the_place_of_theirs_takes_them(
+    unseen, tmp_path, admission: str, path: str
+) -> None:
+    async with FakeSGLang() as other, unseen.gate({"admission": admission}) as rig:
+        other.default = Behaviour(tokens=1)
+        await unseen.ask(rig, 3, path=path)
+        file = written(tmp_path, other.url, {"admission": admission}).path
+        file.write_text(file.read_text().replace("gpu0", "gpu1"))
+        assert (await rig.control("/reload", "POST")).status == 200
+        assert await unseen.all() == [200] * 3
+        assert len(other.seen) == (3 if path == CHAT else 0)
+
+
+@pytest.mark.parametrize("policy", [{}, {"models": {"good": "large"}}])
+async def test_a_server_that_never_came_keeps_no_names_from_the_others(
+    start, policy: Policy
+) -> None:
+    """But those that policy has: they are of a model that there is."""
+    more = {"more": [{"url": "http://127.0.0.1:9", "name": "gpu1"}], **policy}
+    async with start(more, model="one") as rig:
+        rig.engine.default = Behaviour(tokens=1)
+        await rig.until(lambda: not rig.app.fleet.backends["gpu1"].expected, 10)
+        for model, status in {
+            "one": 200,
+            "gpt-4": 200,
+            None: 200,
+            "large": 503 if policy else 200,
+            "good": 503 if policy else 200,
+            "large:sql": 503,
+        }.items():
+            got = await rig.post(CHAT, chat(max_tokens=1, model=model))
+            assert got.status == status, (model, got.body)
 
 
 async def test_whom_a_doubt_finds_after_it_was_counted_waits_like_the_others(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.dialects import repeats
-from gateway.edge.dialects.repeats import MOST_LENGTHS, TooMany
+from gateway.edge.dialects import dead_ends, repeats
+from gateway.edge.dialects.repeats import MOST_LENGTHS, MOST_PIECES, TooMany
 from tests.edge.rig import CHAT, GENERATE, TEXT, chat
 
 WIDE = "".join(f"[^{letter}]{{1,300}}" for letter in "abcdefghi")
@@ -82,6 +82,48 @@ def test_a_pattern_is_read_in_one_go(text: str) -> None:
     assert time.process_time() - before < 6  # 1 s
 
 
+def deep(letter: str) -> str:
+    """A thousand brackets within each other, each with a set of its own before the next."""
+    outer = "".join(f"([{chr(0x4E00 + one)}]" for one in range(1_000))
+    inner = "".join(f"[{chr(0x8000 + one)}]" for one in range(1_000))
+    return outer + inner + f"{letter})" * 1_000
+
+
+@pytest.mark.parametrize(
+    ("patterns", "ebnf"),
+    [
+        (["a{1" + " " * 250_000], ""),
+        (["a{1," + " " * 250_000], ""),
+        (["a{" + " " * 250_000], ""),
+        ([], 'root ::= "a"{1,' + " " * 250_000),
+        ([], 'root ::= "a"{1' + " " * 250_000),
+        ([deep(letter) for letter in "abcd"], ""),
+    ],
+)
+def test_no_pattern_takes_long_to_be_looked_at(patterns: list[str], ebnf: str) -> None:
+    """Of a second and more that all clients would wait: minutes, for the first ones."""
+    before = time.process_time()
+    repeats.check(patterns, ebnf)
+    dead_ends.rule_without_beginning(ebnf)
+    assert time.process_time() - before < 0.6  # 0.02 to 0.15 s
+
+
+def test_sets_of_deep_brackets_are_counted() -> None:
+    repeats.check([deep("x")])
+    with pytest.raises(TooMany):
+        repeats.check(["[a]" * 49 + deep("x")])
+    with pytest.raises(TooMany):
+        repeats.check(["(([a][d][e]([b][f][g]){1})[c][h][i]){256}"])
+
+
+def test_pieces_are_bounded() -> None:
+    word = "|".join(f"w{one}" for one in range(10_000))
+    repeats.check([f"({word})"])
+    assert not dead_ends.has_more("root ::= " + "|".join(f'"w{one}"' for one in range(10_000)), MOST_PIECES)  # fmt: skip
+    with pytest.raises(TooMany):
+        repeats.check(["a{1}" * 7_000, "b{1}" * 7_000])
+
+
 def formed(schema: Any) -> Any:
     return chat(max_tokens=5, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})  # fmt: skip
 
@@ -102,6 +144,7 @@ def tagged(form: Any) -> str:
         (CHAT, formed({"patternProperties": {CUBE: {}}})),
         (CHAT, formed(texts(*({"maxLength": 9 + one} for one in range(MOST_LENGTHS + 1))))),
         (TEXT, {"prompt": "a", "ebnf": f"root ::= {CUBE}"}),
+        (TEXT, {"prompt": "a", "regex": "a{1}" * 13_000}),
         (TEXT, {"prompt": "a", "json_schema": json.dumps(texts({"pattern": CUBE}))}),
         (GENERATE, {"text": "a", "sampling_params": {"regex": CUBE}}),
         (GENERATE, {"text": "a", "sampling_params": {"structural_tag": tagged({"type": "regex", "pattern": CUBE})}}),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _PIECE: Final = re.compile(
-    r'(?P<text>"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])+/?)|(?P<letters>\[(?:\\.|[^\]\\\n])*\]?)'
-    r"|(?P<comment>\#[^\n]*|//[^\n]*)|(?P<rule>[A-Za-z_.\-][A-Za-z0-9_.\-]*)\s*::=|(?P<look>\(\s*=)"
-    r"|(?P<call>(?:Exclude)?Token\s*\([\d\s,]*\))|(?P<name>[A-Za-z_.\-][A-Za-z0-9_.\-]*)"
-    r"|\{\s*(?P<least>\d+)\s*(?:,\s*(?P<most>\d*)\s*)?\}|(?P<mark>[()|*?+])"
+    r'(?P<text>"(?:[^"\\\n]++|\\.)*+"?|/(?:[^/\\\n]++|\\.)++/?)|(?P<letters>\[(?:[^\]\\\n]++|\\.)*+\]?)'
+    r"|(?P<comment>\#[^\n]*+|//[^\n]*+)|(?P<rule>[A-Za-z_.\-][A-Za-z0-9_.\-]*+)\s*+::=|(?P<look>\(\s*+=)"
+    r"|(?P<call>(?:Exclude)?Token\s*+\([\d\s,]*\))|(?P<name>[A-Za-z_.\-][A-Za-z0-9_.\-]*+)"
+    r"|\{\s*+(?P<least>\d++)\s*+(?:,\s*+(?P<most>\d*+)\s*+)?+\}|(?P<mark>[()|*?+])"
 )
 """What an EBNF is made of. Anything else begins nothing; a name before brackets is a rule."""
 
@@ -73,6 +74,11 @@ def rule_without_beginning(text: str) -> str | None:
                     break
     alive = _reached(begins, users) | empty
     return next((name for name, one in rules.items() if id(one) not in alive), None)
+
+
+def has_more(text: str, pieces: int) -> bool:
+    """Whether an EBNF is made of more than so many pieces."""
+    return next(islice(_PIECE.finditer(text), pieces, None), None) is not None
 
 
 def _all(rules: dict[str, _Choice]) -> list[_Choice]:

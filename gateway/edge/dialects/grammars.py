@@ -52,7 +52,7 @@ _SCHEMAS: Final = ("parameters", "input_schema")
 """Where a tool has its schema, in OpenAI's words and in Anthropic's."""
 
 _QUOTED: Final = re.compile(
-    r'"(?:\\.|[^"\\\n])*"?|\[(?:\\.|[^\]\\\n])*\]?|#[^\n]*|//[^\n]*|/(?:\\.|[^/\\\n])+/?'
+    r'"(?:[^"\\\n]++|\\.)*+"?|\[(?:[^\]\\\n]++|\\.)*+\]?|#[^\n]*+|//[^\n]*+|/(?:[^/\\\n]++|\\.)++/?'
 )
 """Texts, classes, patterns and comments, ended or not: each is read once. A letter of several bytes
 anywhere else is told as its first byte in an error that then cannot be read: no RuntimeError, and the
@@ -187,7 +187,7 @@ def _check_pattern(text: str, field: str) -> None:
         raise Invalid(msg, field)
     if NUL in text:
         raise _has_nul(field)
-    if text.count("(") > MOST_GROUPS:
+    if max(text.count("("), text.count(")")) > MOST_GROUPS:
         msg = f"{field} has more than {MOST_GROUPS:,} groups"
         raise Invalid(msg, field)
     if field == "ebnf":
@@ -203,8 +203,8 @@ def _check_repeats(patterns: list[str], field: str, ebnf: str = "") -> None:
         msg = (
             f"{field} has patterns whose repeats spell out more than {repeats.MOST_PLACES:,} places (such as "
             "`[^a]{1,300}` ten times, each of other letters), or repeats within repeats that come to "
-            f"{repeats.MOST_NESTED:,} (`(.{{1,100}},){{1,100}}`), which take long to compile. Write `*` or `+` "
-            "for large numbers"
+            f"{repeats.MOST_NESTED:,} (`(.{{1,100}},){{1,100}}`), or more than {repeats.MOST_PIECES:,} pieces, which "
+            "take long to compile. Write `*` or `+` for large numbers"
         )
         raise Invalid(msg, field) from None
 
@@ -212,6 +212,9 @@ def _check_repeats(patterns: list[str], field: str, ebnf: str = "") -> None:
 def _check_ebnf(text: str, field: str) -> None:
     """What ends the scheduler in EBNF: of 0.5.6 (xgrammar 0.1.27) by what it is made of, of all by where it
     leads to. Raises Invalid."""
+    if dead_ends.has_more(text, repeats.MOST_PIECES):
+        msg = f"{field} has more than {repeats.MOST_PIECES:,} texts, names and signs"
+        raise Invalid(msg, field)
     if DISPATCH in text:
         msg = f"{field} has a {DISPATCH}: send a structural tag instead"
         raise Invalid(msg, field)

@@ -32,22 +32,29 @@ MOST_LENGTHS: Final = 48
 """Different bounds of texts (`minLength`, `maxLength`) in a schema: each costs another second or two. Forty, of 100
 to 139, take 39 s of one core at 0.2.1. A database's tables have some twenty."""
 
+MOST_PIECES: Final = 25_000
+"""Of an EBNF, or of all patterns of a grammar: what stands between two of `[.(){`, and these. Reading one takes 1 to
+4 µs of the loop that all clients share. A choice of 10,000 words, which takes 8 s to compile, has 20,000 in EBNF and
+two in a pattern."""
+
 SPELLED: Final = 256
 """Times that a repeat counts at most: 300 and 1,000 take the same."""
 
 _PIECE: Final = re.compile(
-    r"(?P<escape>\\.)|(?P<letters>\[\^?\]?(?:\\.|[^\]\\])*\]?)|(?P<any>\.)|(?P<open>\()|(?P<close>\))"
-    r"|\{\s*(?P<times>\d+\s*(?:,\s*\d*)?)\s*\}|(?P<other>.)",
+    r"(?P<other>(?:[^\\\[.(){]++|\{(?!\s*+\d)|\\[^wWdDsSpP])++)|(?P<escape>\\.)"
+    r"|(?P<letters>\[\^?+\]?+(?:[^\]\\]++|\\.)*+\]?)|(?P<any>\.)|(?P<open>\()|(?P<close>\))"
+    r"|\{\s*+(?P<times>\d++\s*+(?:,\s*+\d*+)?+)\s*+\}|(?P<rest>.)",
     re.DOTALL,
 )
-_TEXT: Final = re.compile(r'"(?:\\.|[^"\\\n])*"?|\[(?:\\.|[^\]\\\n])*\]?|#[^\n]*')
-"""In EBNF a text is no set of letters, and brackets within it are none."""
+"""Letters in a row are one piece, as only the last of them may be repeated. What has taken something gives
+none of it back (`++`): of `{1` and a thousand spaces, each way to share them out would be tried."""
 
-_WIDE_ESCAPES: Final = frozenset("wWdDsSpP")
+_TEXT: Final = re.compile(r'"(?:[^"\\\n]++|\\.)*+"?|\[(?:[^\]\\\n]++|\\.)*+\]?|#[^\n]*+')
+"""In EBNF a text is no set of letters, and brackets within it are none."""
 
 
 class TooMany(Exception):
-    """More places than MOST_PLACES, or MOST_NESTED."""
+    """More places than MOST_PLACES, MOST_NESTED or MOST_PIECES."""
 
 
 class _Group:
@@ -82,9 +89,9 @@ class _Group:
         if inner.deep > 1 and times > 1 and deep >= MOST_NESTED:
             raise TooMany
         self.deep = max(self.deep, deep)
-        if times == 1 and not self.sets:
-            self.sets, self.places = inner.sets, inner.places
-            return
+        if times == 1 and inner.places > self.places:  # the fewer are added: brackets may be deep
+            self.sets, inner.sets = inner.sets, self.sets
+            self.places, inner.places = inner.places, self.places
         for name, each in inner.sets.items():
             self.add(name, each * times)
 
@@ -95,9 +102,10 @@ def check(patterns: Iterable[str], ebnf: str = "") -> None:
     texts = [*patterns]
     if ebnf:
         texts.append(_TEXT.sub(lambda found: found[0] if found[0][0] == "[" else "_", ebnf))
-    places = 0
+    places, left = 0, MOST_PIECES
     for text in dict.fromkeys(texts):
-        for name, times in _places(text).items():
+        sets, left = _places(text, left)
+        for name, times in sets.items():
             if times > (known := most.get(name, 0)):
                 most[name] = times
                 places += times - known
@@ -105,16 +113,20 @@ def check(patterns: Iterable[str], ebnf: str = "") -> None:
             raise TooMany
 
 
-def _places(text: str) -> dict[str, int]:
-    """Of each set in a pattern how often it is spelled out. Raises TooMany."""
+def _places(text: str, left: int) -> tuple[dict[str, int], int]:
+    """Of each set in a pattern how often it is spelled out, and how many of the pieces that there may be are
+    left. Raises TooMany."""
     open_ = [_Group()]
     for piece in _PIECE.finditer(text):
+        left -= 1
+        if left < 0:
+            raise TooMany
         group, kind, what = open_[-1], str(piece.lastgroup), piece[0]
         if kind == "times":
             group.settle(_times(piece["times"]))
             continue
         group.settle()
-        if kind in {"letters", "any"} or (kind == "escape" and what[1] in _WIDE_ESCAPES):
+        if kind in {"letters", "any", "escape"}:
             group.last = what
             group.add(what, 1)
         elif kind == "open":
@@ -127,7 +139,7 @@ def _places(text: str) -> dict[str, int]:
         _close(open_)
         open_[-1].settle()
     open_[0].settle()
-    return open_[0].sets
+    return open_[0].sets, left
 
 
 def _close(open_: list[_Group]) -> None:

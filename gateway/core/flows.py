@@ -230,10 +230,10 @@ def within_share(flow: Flow, demand: Demand, ledger: PoolLedger, active_weight: 
     included: who works elsewhere takes no share here.
     """
     charged = ledger.by_client.get(flow.rule.name, 0)
-    if charged == 0:
+    part = flow.rule.weight / active_weight
+    if charged == 0 or part >= 1.0:  # whether it fits is asked elsewhere, moment by moment
         return True
     in_use = ledger.in_use.get(flow.rule.name, 0)
-    part = flow.rule.weight / active_weight
 
     def within(planned: int) -> bool:
         to_come = max(planned - ledger.used, 0)

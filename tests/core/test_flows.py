@@ -165,6 +165,26 @@ def test_answers_longer_than_expected_count_for_whoever_gets_them() -> None:
     assert not ledger.in_use
 
 
+def test_who_is_alone_may_use_all_that_is_forecast_to_fit() -> None:
+    """What ends before the pool is at its fullest adds nothing to that moment."""
+    desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=20_000, forecast=True))
+    for i in range(40):
+        desk.ask(f"known{i}", 100, 1_000, client="alone")
+        desk.first_token(f"known{i}")
+        desk.core.true_up(rid(f"known{i}"), 900)
+        desk.finish(f"known{i}")
+    for i in range(40):
+        desk.ask(f"r{i}", 100, 1_000, client="alone")
+        desk.wait(0.3)
+        if f"r{i}" in desk.running:
+            desk.first_token(f"r{i}")
+    ledger = desk.core.books.pools[GPU0].ledger
+    assert ledger.reserved + 220 > ledger.limit
+    assert ledger.used < 0.5 * ledger.limit, "they have only begun"
+    desk.ask("brief", 200, 20, client="alone")
+    assert "brief" in desk.running
+
+
 def test_least_occupancy_first_then_longest_waiting() -> None:
     desk = Desk(LONG, gpu0=PoolLimits(kv_tokens=1_000))
     desk.ask("a0", 98, 1, client="a")

@@ -57,6 +57,7 @@ class Replica:
     budget: Amount = BUDGET
     reach: bool = True  # of the store
     run: str = ""
+    epoch: str = ""  # of the table that it wrote last
     lag: float = 0.0  # from grant to engine
     line: list[Amount] = field(default_factory=list)
     heads: int = 0
@@ -182,6 +183,7 @@ class World:
         now = self.clock(one)
         if good:
             one.tenant.wrote(asking.draft, asking.began, now)
+            one.epoch = asking.draft.table.epoch
         else:
             one.tenant.read(doc, now)
         self.pump(one)

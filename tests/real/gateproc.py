@@ -97,6 +97,11 @@ class Gate:
         ledgers = self.status()["backends"][0]["ledgers"]
         return {kind: ledgers[kind]["reserved"] for kind in ("kv", "prefill", "slots")}
 
+    def records(self) -> list[dict[str, Any]]:
+        """One for each request that has ended, from the log."""
+        lines = (line for line in self.log.read_text().splitlines() if line.startswith("{"))
+        return [told for line in lines if (told := json.loads(line)).get("event") == "request"]
+
     def _ask_control(self, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(urlsplit(self.control).netloc, timeout=10)
         try:

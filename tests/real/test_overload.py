@@ -148,6 +148,18 @@ class Run:
         )
 
 
+def predictions(gate: Gate) -> tuple[float, float]:
+    """How far off the first tokens were that the gate expected, on the mean, and the share that came
+    within its bound."""
+    errors, within = [], 0
+    for record in gate.records():
+        if record.get("outcome") == "completed":
+            took = record["ttft_ms"] - record["door_ms"] - record.get("queue_ms", 0.0)
+            errors.append(abs(record["ttft_expected_ms"] / took - 1))
+            within += took <= record["ttft_bound_ms"]
+    return sum(errors) / len(errors), within / len(errors)
+
+
 def ask(prompt_tokens: int, seed: int) -> dict[str, Any]:
     bias = {END_OF_TURN: ONE_IN_20}
     return streaming(
@@ -185,6 +197,8 @@ async def test_three_times_too_much(
     with LoadSampler(engine) as seen:
         through = await load.against(gate.url, seed=2000)
     report(f"through the gate: {through}; {seen}")
+    off, within = predictions(gate)
+    report(f"first tokens: off by {off:.0%} on the mean, {within:.0%} within the bound")
 
     assert not without.refused
     assert before.waiting > OFFERED / 4, "it was an overload"

@@ -49,9 +49,10 @@ quarter of the longest wait allowed by default, so four bands can be climbed."""
 ALPHA = 2.0
 """One runaway then has alpha / (1 + alpha) = two thirds of what a pool that others use too is planned to
 come to. In the laboratory (64k pool, 14 × its share; beside it, with prompts four times as long): victims'
-p99 TTFT against alone 1.10; 1.28, what the runaway gets of what VTC gives it 0.93; 0.75. With 3 (three seeds)
-1.31; 1.47 and 0.96; 0.75, with 5 2.3; 1.8 and 1.03; 0.82. Of tokens in use instead of planned 1.14; 3.2 and 0.93; 0.88, of
-what is planned without the margin for unknown lengths 1.12; 2.7 and 0.93; 0.77. Keeping free what the others
+p99 TTFT against alone 1.12; 1.20, what the runaway gets of what VTC gives it 0.93; 0.73. While all of the plan was
+split by charges 1.10; 1.28 and 0.93; 0.75, with 3 (three seeds) 1.31; 1.47 and 0.96; 0.75, with 5 2.3; 1.8 and
+1.03; 0.82. Of tokens in use instead of planned 1.14; 3.2 and 0.93; 0.88, of what is planned without the margin for
+unknown lengths 1.12; 2.7 and 0.93; 0.77. Keeping free what the others
 usually ask for, instead of a part of what is free, measured 1.4 at the same output: a burst of
 victims shrinks this threshold, not that one."""
 

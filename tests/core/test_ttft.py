@@ -224,6 +224,18 @@ def test_a_prompt_that_was_read_sooner_than_predicted_is_waited_for_no_longer() 
     assert pool.read_by <= desk.now, "nothing is being read"
 
 
+def test_a_prompt_that_should_be_read_is_waited_for_no_longer() -> None:
+    """Of an answer in one piece no first token is seen: it is taken to be read after its time."""
+    desk = Desk(gpu0=PoolLimits(kv_tokens=500_000))
+    pool = desk.core.books.pools[GPU0]
+    pool.prefill_rate = 100_000.0
+    desk.ask("in one piece", 100_000, streamed=False)
+    desk.ask("streamed", 1_000)
+    assert pool.read_by - desk.now > 50.0, "as nobody has seen a first token yet"
+    desk.wait(1.1)
+    assert pool.read_by - desk.now < 2.0
+
+
 def test_what_a_dead_server_was_reading_its_next_start_does_not() -> None:
     desk = Desk(gpu0=PoolLimits(kv_tokens=500_000))
     desk.ask("long", 100_000)

@@ -14,7 +14,7 @@ from yarl import URL
 from gateway import app
 from gateway.edge import routes
 from gateway.policy.callers import Route
-from tests.edge.rig import CHAT, GENERATE, TEXT, chat, written
+from tests.edge.rig import CHAT, COUNT, GENERATE, TEXT, chat, written
 from tests.fakes.behaviour import Behaviour
 from tests.fakes.sglang import FakeSGLang
 
@@ -171,6 +171,9 @@ async def test_an_adapter_that_a_server_lists_is_a_model(start) -> None:
                 assert got.status == status, (model, client)
                 if status == 400:
                     assert (got.code, got.error["param"]) == ("invalid_request", "model")
+            for model, status in (("tiny:sql", 200), ("tiny:other", 400)):
+                counted = await rig.post(COUNT, chat(model=model), headers=key("c"))
+                assert counted.status == status, "nor is it counted for one that is not there"
             asked = [seen.body["model"] for seen in rig.engine.seen]
             assert asked == ["tiny:poems", "tiny:poems", "tiny:sql"]
             assert not other.seen, "it has no adapters"

@@ -55,6 +55,27 @@ GATES = {
 }
 
 
+def test_a_gate_hears_each_step_of_the_engine_as_it_would_hear_its_streams():
+    """Who comes in the middle of a step is told the rest of it. Between a first token and an end a coarse
+    engine tells of nothing by itself."""
+    gate, heard = CoreGate(max_wait_s=30.0), []
+    arrive = gate.arrive
+
+    def listening(flight, now):
+        decisions = arrive(flight, now)
+        heard.append((now, gate._admission.books.pools[gate._pools[0]].heard))
+        return decisions
+
+    gate.arrive = listening
+    run = simulate(
+        Trace("two", (Arrival(0.0, 100, 400), Arrival(1.0, 20, 5))), gate, TINY_CPU, seconds=60.0
+    )
+    first, (now, last) = run.flights[0], heard[1]
+    assert first.first < 0.5
+    assert first.ended > 1.5
+    assert now - 2 * first.tpot <= last <= now
+
+
 @pytest.mark.parametrize("name", GATES)
 def test_every_request_is_served_when_there_is_time(name):
     simulation = Simulation(trace(), GATES[name](), (BUSY,), "0.5.17")

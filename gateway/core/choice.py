@@ -47,9 +47,10 @@ the time of a decision to about a millisecond; the default queue holds 256 in al
 
 UNSURE = 1.3
 """So much is added to a predicted time before a request is thought too late. When predictions were off by
-9 to 31 % (1 to 33 now, docs/evaluation.md), in the laboratory (requests served in time, not asking / 1 / 1.3 / 1.8):
-two cards and eight agents 0.67 / 0.71 / 0.78 / 0.81 (0.73 at 1.3 since an idle server tries it), Azure at 1.5 times 0.651 / 0.654 / 0.658 / 0.654, with large
-caps 0.557 / 0.566 / 0.572 / 0.566; the 95th percentile instead costs a quarter of Azure's."""
+9 to 31 % (1 to 33 now, docs/evaluation.md), in the laboratory (requests served in time, not asking / 1 / 1.3 /
+1.8): two cards and eight agents 0.67 / 0.71 / 0.78 / 0.81 (0.73 at 1.3 since an idle server tries it), Azure
+at 1.5 times 0.651 / 0.654 / 0.658 / 0.654, with large caps 0.557 / 0.566 / 0.572 / 0.566; the 95th percentile
+instead costs a quarter of Azure's."""
 
 Choice = tuple["Entry", "PoolLedger", "Demand"]
 

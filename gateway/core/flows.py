@@ -227,8 +227,8 @@ def within_share(flow: Flow, demand: Demand, ledger: PoolLedger, active_weight: 
     and the same for running slots: which of the two is scarce depends on the box. Planned is what a client
     has in use, and of what the pool is still to come to (by its forecast, or all that is charged) the part
     that it has of all charges: one whose answers are longer than was expected has a small charge and much
-    in use, which is not the others'. `active_weight` is the sum of the weights of all clients active on this pool, this one
-    included: who works elsewhere takes no share here.
+    in use, which is not the others'. `active_weight` is the sum of the weights of all clients active on this
+    pool, this one included: who works elsewhere takes no share here.
     """
     charged = ledger.by_client.get(flow.rule.name, 0)
     part = flow.rule.weight / active_weight

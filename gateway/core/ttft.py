@@ -7,10 +7,10 @@ Theory. The engine reads prompts in order of arrival, before it decodes on. So
          + its own prompt, whose attention grows with the square.
 
 The middle term is known in seconds: when the first token of the request sent last is due was predicted
-when it was sent. Before it was counted in tokens, all of them until the first token came, and a prompt nine
-tenths read counted whole. The first term is known where streams are heard: each step sends each of them a token, so
-that a step's time less what has passed since is left; where nothing was heard for so long, half of one. What the server has in its cache (see `prefix`) is not
-read again, but looked at. So it is nearly linear in
+when it was sent, so that a prompt nine tenths read counts a tenth. The first term is known where streams are
+heard: each step sends each of them a token, so that a step's time less what has passed since is left; where
+nothing was heard for so long, half of one. What the server has in its cache (see `prefix`) is not read again,
+but looked at. So it is nearly linear in
 
     1, seconds until the others are read, tokens of its own to read, these times its prompt, rest of the step,
 
@@ -88,15 +88,13 @@ class TtftModel:
         goes on for `rest_s`. `timely`: sent as a step ended."""
         k = left / 1000.0
         features = (1.0, wait_s, k, k * prompt / 100_000.0, rest_s)
-        likely = sum(w * x for w, x in zip(self._weights, features, strict=True))
-        likely = max(likely, LEAST_S)
+        likely = self._likely(features)
         return Prediction(likely, likely * self._errors[timely].bound, features, timely)
 
     def alone_s(self, prediction: Prediction) -> float:
         """What `prediction` was about, by what is known now, had its server had nothing else to do."""
-        constant, _, tokens, square, _ = self._weights
         one, _, k, k_prompt, _ = prediction.features
-        return max(constant * one + tokens * k + square * k_prompt, LEAST_S)
+        return self._likely((one, 0.0, k, k_prompt, 0.0))
 
     def learn(self, prediction: Prediction, took_s: float, now: float) -> None:
         """What `prediction` was about took so long."""
@@ -125,6 +123,9 @@ class TtftModel:
                 for j in range(size):  # rows and columns alike: it stays a covariance
                     self._cov[i][j] *= shrink
                     self._cov[j][i] *= shrink
+
+    def _likely(self, features: tuple[float, ...]) -> float:
+        return max(sum(w * x for w, x in zip(self._weights, features, strict=True)), LEAST_S)
 
 
 class Errors:

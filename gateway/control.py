@@ -180,6 +180,7 @@ class ControlPlane:
             "forecast_tokens": _forecast(pools),
             "worst_tokens": sum(ledgers[pool.pool].ledger.worst for pool in pools),
             "lingering_tokens": sum(pool.lingering for pool in pools),
+            "compiling": sum(pool.compiling for pool in pools),
             "drift_tokens": sum(backend.drift.values()) if backend.drift else None,
             "ranks": [
                 {

@@ -137,7 +137,7 @@ class Admission(Bounds):
         out: list[Transition] = [Ended(ident, outcome)]
         hold = self.books.live(ident)
         if hold is None:
-            self.books.let_go(ident)
+            self.books.let_go(ident, done=False, begun=True)
         else:
             held.lingering = hold.lingering = True
             hold.linger_until = now + grace_s
@@ -234,6 +234,7 @@ class Admission(Bounds):
         ledger.confidence.forget()
         ledger.shared_with(0, 0)
         self.books.pools[pool].prefixes.forget()
+        self.books.pools[pool].compiling.forget()
         for ident in list(ledger.holds):
             hold = self.books.void(ident)
             out.append(Released(ident, pool, hold.demand, Release.VOIDED))

@@ -7,6 +7,7 @@ Nothing here decides. `Admission` does, and moves a request through the books: w
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -15,13 +16,13 @@ from gateway.core.flows import Entry, Flow
 from gateway.core.least import Least
 from gateway.core.ledger import Hold
 from gateway.core.lengths import LengthBook, prior_of
-from gateway.core.model import ClientView, PoolView, QueueView, View
+from gateway.core.model import ClientView, PoolView, QueueView, RequestId, View
 from gateway.core.others import Others
 from gateway.core.sums import LedgerError
 
 if TYPE_CHECKING:
     from gateway.core.lengths import Lengths
-    from gateway.core.model import ClientRule, Demand, PoolId, RequestId, Ticket
+    from gateway.core.model import ClientRule, Demand, PoolId, Ticket
     from gateway.core.pools import Pool
 
 
@@ -34,6 +35,7 @@ class Timer(IntEnum):
     UNPAUSE = 3
     LOOK = 4  # forecasts change without an event
     PACE = 5  # a window of decoding speed is over
+    COMPILED = 6  # a grammar likely is
 
 
 @dataclass(slots=True)
@@ -177,6 +179,9 @@ class Books:
             uncached=left,
         )
         ledger.reserve(ticket.id, hold)
+        if ticket.grammar is not None and place.compiling.is_new(ticket.grammar):
+            hold.compile_s = ticket.grammar.seconds
+            self._look_at(place.compiling.begins(ticket.grammar, now, streamed=ticket.streamed))
         if ledger.limits.caches:
             place.prefixes.put(ticket.lead, ledger.limits.kv_tokens)
         place.started += 1
@@ -241,11 +246,18 @@ class Books:
             raise LedgerError(msg)
         return held
 
-    def let_go(self, ident: RequestId) -> Hold | None:
-        """Held → gone. None where the reservation was voided before."""
+    def let_go(self, ident: RequestId, *, done: bool, begun: bool) -> Hold | None:
+        """Held → gone. None where the reservation was voided before. `done`: it was answered to its end;
+        `begun`: the engine may have been at work on it."""
         held = self.held.pop(ident)
         if held.void:
             return None
+        if (grammar := held.entry.ticket.grammar) is not None:
+            compiling = self.pools[held.pool].compiling
+            if done:
+                compiling.done(grammar)
+            else:
+                self._look_at(compiling.gone(grammar, begun=begun))
         return self._release(ident, held.pool)
 
     def void(self, ident: RequestId) -> Hold:
@@ -264,6 +276,8 @@ class Books:
         if hold is None or not hold.prefilling:
             return False
         pool = self.pools[self.held[ident].pool]
+        if (grammar := self.held[ident].entry.ticket.grammar) is not None:
+            pool.compiling.done(grammar)
         pool.has_read(hold, now)
         pool.ledger.prefilled(ident, now)
         for other, earlier in pool.ledger.holds.items():
@@ -276,6 +290,11 @@ class Books:
     def at(self, when: float, what: Timer, ident: RequestId) -> None:
         """Set a timer. Timers are never unset: one that is due finds out whether it still matters."""
         heapq.heappush(self._timers, (when, self.next_seq(), what, ident))
+
+    def _look_at(self, when: float) -> None:
+        """Who waits for a grammar may start then."""
+        if when < math.inf:
+            self.at(when, Timer.COMPILED, RequestId(""))
 
     def due(self, now: float) -> tuple[Timer, RequestId] | None:
         """The next timer that is due, taken out."""
@@ -326,6 +345,7 @@ class Books:
                     z=z,
                     share=ledger.envelope.share,
                     foreign=ledger.foreign,
+                    compiling=len(pool.compiling),
                 )
             )
         clients = tuple(

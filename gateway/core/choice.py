@@ -17,6 +17,9 @@ A request whose first token would come too late, were it sent now (see `ttft`), 
 take the time of those who can still be served. It passes and is passed until that changes, or its
 deadline ends it.
 
+Nor is one whose grammar would be compiled beside too many others (see `compiling`): what it waits for is
+no room, so that who passes it takes nothing from it.
+
 Passes are counted for each pool by itself, so that a request stuck on one server hides nobody
 who waits for another.
 """
@@ -79,7 +82,7 @@ def _among(books: Books, taking: set[PoolId], now: float) -> Choice | None:
             spare -= place_in_line > 0
             ready = list(_ready(books, entry, now))
             allowed = [(p, d) for p, d in ready if _allowed(flow, d, p, weights)]
-            useful = [(p, d) for p, d in allowed if _in_time(books, p, d, entry.ticket, now)]
+            useful = [(p, d) for p, d in allowed if _of_use(books, p, d, entry.ticket, now)]
             place = placement.pick(
                 entry.ticket.lead,
                 [
@@ -117,7 +120,7 @@ def _alone(books: Books, taking: set[PoolId], now: float) -> Choice | None:
         for pool, demand in _ready(books, entry, now)
         if pool.fence is None
         and _allowed(flow, demand, pool, {pool.ledger.pool: books.weight_on(pool.ledger.pool)})
-        and _in_time(books, pool, demand, entry.ticket, now)
+        and _of_use(books, pool, demand, entry.ticket, now)
         and pool.ledger.fits(demand, entry.lengths)
     ]
     place = placement.pick(entry.ticket.lead, feasible, now)
@@ -129,6 +132,11 @@ def _takes_work(books: Books, pool: Pool, now: float) -> bool:
     if not pool.open or pool.paused_until > now or pool.fence is not None:
         return False
     return books.least.may_start(pool.ledger, books.waiting)
+
+
+def _of_use(books: Books, pool: Pool, demand: Demand, ticket: Ticket, now: float) -> bool:
+    """Whether room is all that it may lack here."""
+    return pool.compiles(ticket.grammar, now) and _in_time(books, pool, demand, ticket, now)
 
 
 def _in_time(books: Books, pool: Pool, demand: Demand, ticket: Ticket, now: float) -> bool:
@@ -157,7 +165,7 @@ def _fenced(books: Books, now: float) -> Choice | None:
         if (
             demand is None
             or not flow.within_own_limits(demand)
-            or not _in_time(books, pool, demand, entry.ticket, now)
+            or not _of_use(books, pool, demand, entry.ticket, now)
         ):
             pool.fence = None
         elif pool.open and pool.paused_until <= now and pool.ledger.fits(demand, entry.lengths):

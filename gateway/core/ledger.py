@@ -62,6 +62,7 @@ class Hold:
     hoped: int = 0  # prompt tokens that the server may have in its cache, see prefix
     uncached: int = 0  # prompt tokens it likely has to read
     timed: bool = True  # its times tell how fast the server is
+    compile_s: float | None = None  # that its grammar takes before, see compiling
 
     @property
     def used(self) -> int:
@@ -111,9 +112,7 @@ class PoolLedger:
     uncached: int = 0  # ... of which likely have to be read: the rest is in the server's cache
     slots: int = 0
     by_client: dict[str, int] = field(default_factory=dict)  # KV tokens held per client
-    in_use: dict[str, int] = field(
-        default_factory=dict
-    )  # ... of which in use, or soon: the prompts
+    in_use: dict[str, int] = field(default_factory=dict)  # ... of which in use, or soon: prompts
     used: int = 0  # the sum of that
     slots_of: Counter[str] = field(default_factory=Counter)  # running sequences per client
     mirror: Mirror = field(default_factory=Mirror)

@@ -6,6 +6,7 @@ caller), requests for slots.
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -40,6 +41,13 @@ class Lead:
 
 
 NO_LEAD = Lead(array("q"), array("q"))
+
+
+class Grammar(NamedTuple):
+    """What a server may have to compile before it can answer, see compiling."""
+
+    mark: int  # of all it is made of
+    seconds: float  # of one core that compiling it likely takes
 
 
 class PoolId(NamedTuple):
@@ -149,6 +157,7 @@ class PoolLimits:
     conservativeness: float = 1.0  # the server's --schedule-conservativeness
     tpot_s: float | None = None  # seconds per output token to keep (see `pace`); None: not watched
     caches: bool = True  # it keeps what it has read (see `prefix`)
+    compile_s: float = math.inf  # of one core, in grammars that are compiled at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +208,7 @@ class Ticket:
     lead: Lead = NO_LEAD  # how its prompt begins, see prefix
     session: str | None = None  # a mark of the conversation it says it belongs to, see flows
     stretch: float = 1.0  # where it is refused, it is told so many times the time, see retries
+    grammar: Grammar | None = None  # None: none that takes long
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +223,9 @@ class Grant:
     queued_s: float
     ttft_s: float | None = None  # predicted, from now to the first token
     ttft_high_s: float | None = None  # ... and what 95 of 100 stay below
+    compile_s: float | None = (
+        None  # that its server likely takes for its grammar; None: has it, or there is none
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +336,7 @@ class PoolView:
     z: float = 0.0  # standard deviations kept free, see confidence
     share: float = 1.0  # of the pool that may be planned with, see envelope
     foreign: int = 0  # KV tokens in use that are not ours
+    compiling: int = 0  # grammars that its server likely compiles
 
 
 @dataclass(frozen=True, slots=True)

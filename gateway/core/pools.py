@@ -10,12 +10,13 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gateway.core.compiling import Compiling
 from gateway.core.prefix import Prefixes
 from gateway.core.ttft import TtftModel
 
 if TYPE_CHECKING:
     from gateway.core.ledger import Hold, PoolLedger
-    from gateway.core.model import Demand, Lead, RequestId
+    from gateway.core.model import Demand, Grammar, Lead, RequestId
     from gateway.core.ttft import Prediction
 
 PREFILL_RATE = 1_000.0
@@ -37,6 +38,7 @@ class Pool:
     prefill_rate: float = PREFILL_RATE
     ttft: TtftModel = field(default_factory=lambda: TtftModel(PREFILL_RATE))
     prefixes: Prefixes = field(default_factory=Prefixes)
+    compiling: Compiling = field(default_factory=Compiling)
     grants: int = 0  # since a forecast was last watched
     pacing: bool = False  # a PACE timer is set
     looked: float = 0.0  # when the last window of pace began
@@ -44,6 +46,10 @@ class Pool:
     until: float = math.inf  # how long the ceiling holds; after that nothing is granted
     read_by: float = 0.0  # when all prompts sent so far were predicted to be read
     heard: float = -math.inf  # when the server was last heard: one of its steps ended then
+
+    def compiles(self, grammar: Grammar | None, now: float) -> bool:
+        """Whether a request with this grammar may start as far as that goes (see `compiling`)."""
+        return self.compiling.fits(grammar, self.ledger.limits.compile_s, now)
 
     def reading(self, demand: Demand, lead: Lead) -> tuple[int, int]:
         """Of a request's prompt tokens: (what its server may have in its cache, what it likely reads)."""
@@ -76,7 +82,7 @@ class Pool:
     def has_read(self, hold: Hold, now: float) -> None:
         """The first token of a request came: learn from it."""
         self.heard = now
-        if not hold.timed:
+        if not hold.timed or hold.compile_s is not None:
             return
         took = max(now - hold.since, 1e-3)
         self.prefill_rate += LEARN * (hold.uncached / took - self.prefill_rate)

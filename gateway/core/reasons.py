@@ -34,12 +34,14 @@ def waits_for(books: Books, entry: Entry, now: float) -> str:
         return "for its client's own requests to end"
     if all(_on_trial(pool) for pool in pools):
         return "for a server that has been reached anew and gets few requests until it answers one"
-    return _among_others(books, entry, pools)
+    return _among_others(books, entry, pools, now)
 
 
-def _among_others(books: Books, entry: Entry, pools: list[Pool]) -> str:
+def _among_others(books: Books, entry: Entry, pools: list[Pool], now: float) -> str:
     if not any(pool.ledger.fits(entry.demands[pool.ledger.pool], entry.lengths) for pool in pools):
         return "for room on a server"
+    if not any(pool.compiles(entry.ticket.grammar, now) for pool in pools):
+        return "for its grammar's turn to be compiled: the server is at work on those of others"
     if held_back(books, books.waiting[entry.ticket.id], entry):
         return "for its client's share of the server"
     return "for its turn"

@@ -42,6 +42,9 @@ COMES_BACK = frozenset({Code.QUEUE_FULL, Code.QUEUE_TIMEOUT, Code.DEADLINE_UNREA
 USED = frozenset({Release.ENDED, Release.CONFIRMED, Release.GRACE})
 """Ends of requests the engine was at work on; what died with its server is not charged."""
 
+NEVER_BEGUN = frozenset({Release.UNSENT, Release.REQUEUED})
+"""Ends of requests that the engine never was at work on."""
+
 NO_ROOM_TO_TELL = frozenset({Code.DRAINING, Code.NO_BACKEND})
 """Refusals that room, places in line and the drain rate say nothing of: another gate, or another
 start of a server, will answer."""
@@ -101,6 +104,7 @@ class Turns:
                         queued_s=now - entry.since,
                         ttft_s=hold.prediction.likely if hold.prediction else None,
                         ttft_high_s=hold.prediction.high if hold.prediction else None,
+                        compile_s=hold.compile_s,
                     )
                 )
             )
@@ -162,7 +166,7 @@ class Turns:
     ) -> None:
         """Take a held request out of the books; a voided one has nothing left in them."""
         pool, client = self.books.held[ident].pool, self.books.held[ident].entry.ticket.client
-        hold = self.books.let_go(ident)
+        hold = self.books.let_go(ident, done=learn, begun=why not in NEVER_BEGUN)
         if hold is not None:
             if hold.prefilling:
                 self.books.pools[pool].reads_less(now)

@@ -8,6 +8,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.model import Ask, Ticket
+from gateway.edge.dialects import grammars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -68,6 +69,7 @@ def ticket(
         lead=counted.lead,
         session=session,
         stretch=stretch,
+        grammar=grammars.of(body, intent.compile_s),
     )
 
 

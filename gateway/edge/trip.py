@@ -154,6 +154,7 @@ class Trip:
         if grant.ttft_s is not None and grant.ttft_high_s is not None:
             record.ttft_expected_ms = grant.ttft_s * 1000
             record.ttft_bound_ms = grant.ttft_high_s * 1000
+        record.compile_ms = None if grant.compile_s is None else grant.compile_s * 1000
         return rid
 
     def first_output(self, now: float) -> None:

@@ -92,6 +92,7 @@ class Record:
     ttft_ms: float | None = None  # from arrival to the first byte of the answer
     ttft_expected_ms: float | None = None  # from sending it, as predicted when it was sent
     ttft_bound_ms: float | None = None  # what 95 % of such predictions stay below
+    compile_ms: float | None = None  # of one core that its grammar, new to its server, likely took
     tpot_ms: float | None = None  # mean time per output token after the first
     e2e_ms: float | None = None
 

@@ -152,6 +152,7 @@ def pool_limits(backend: Backend, facts: Facts, *, forecast: bool = True) -> Poo
         conservativeness=facts.conservativeness,
         tpot_s=None if backend.tpot_s == "off" else backend.tpot_s,
         caches=not facts.radix_disabled,
+        compile_s=math.inf if backend.compile_s == "off" else backend.compile_s,
     )
 
 

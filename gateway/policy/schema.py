@@ -94,6 +94,13 @@ class Backend(Section):
     where chunking is off), at least 2,048: the engine works on one chunk a step, so more would
     only wait inside it, where nobody can bound, order or withdraw it."""
 
+    compile_s: SecondsOrOff = 10.0
+    """Seconds of one core that grammars (JSON schemas, regular expressions, tools that must be called) may take
+    to be compiled at once, per data-parallel rank; a longer one goes alone. Default 10: one schema with a
+    `maxLength` of 256 takes 9 s of one core, and eight at once stopped every stream of a machine with two
+    cores for 13 s. What was compiled once is free. off: where the engine does not compile (llguidance), or
+    has cores to spare."""
+
     tpot_s: SecondsOrOff = 0.1
     """Seconds per output token to keep: where three of four streams are not as fast, fewer run at
     once (learned, every 5 s; never fewer than 4, and never below three times what this server shows

@@ -19,7 +19,14 @@ OF_THE_SERVER = (
 )
 """The same for all who look, but for the moment at which they did."""
 
-ADDED = ("ledgers", "free_tokens", "forecast_tokens", "worst_tokens", "lingering_tokens")
+ADDED = (
+    "ledgers",
+    "free_tokens",
+    "forecast_tokens",
+    "worst_tokens",
+    "lingering_tokens",
+    "compiling",
+)
 """Each worker's share or holding of it."""
 
 ADDED_OF_QUEUES = ("requests", "tokens", "bytes", "aside")

@@ -33,6 +33,8 @@ from gateway.core.model import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gateway.core.model import Grammar
+
 GPU0, GPU1 = PoolId("gpu0"), PoolId("gpu1")
 
 
@@ -97,6 +99,7 @@ class Desk:
         deadline: float | None = None,
         lead: Lead = NO_LEAD,
         session: int | None = None,
+        grammar: Grammar | None = None,
     ) -> list[Transition]:
         prompts = (prompt,) if isinstance(prompt, int) else prompt
         rule = ClientRule(client) if isinstance(client, str) else client
@@ -110,6 +113,7 @@ class Desk:
             deadline=deadline,
             lead=lead,
             session=None if session is None else str(session),
+            grammar=grammar,
         )
         return self.take(self.core.submit(ticket, self.now))
 

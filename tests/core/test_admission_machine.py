@@ -28,6 +28,7 @@ from gateway.core.model import (
     Ask,
     ClientRule,
     Ended,
+    Grammar,
     Granted,
     Lingering,
     Outcome,
@@ -64,6 +65,7 @@ def limits(kv: int, page: int, prefill: int, slots: int, forecast: bool) -> Pool
         slots=slots,
         forecast=forecast,
         tpot_s=0.1 if forecast else None,
+        compile_s=COMPILE_S,
     )
 
 
@@ -79,6 +81,43 @@ some_kv = st.integers(0, 2000)
 pick = st.integers(0, 10_000)
 
 
+COMPILE_S = 10.0
+GRAMMARS = (
+    None,
+    None,
+    *(Grammar(mark, seconds) for mark, seconds in enumerate((1.0, 6.0, 6.0, 30.0))),
+)
+
+
+class Compilers:
+    """What servers compile, by a rule of its own: whatever they were sent and have not compiled, for as long as was
+    thought; whether somebody still waits for it or not."""
+
+    def __init__(self) -> None:
+        self.compiled: set[tuple[PoolId, int]] = set()
+        self.jobs: dict[tuple[PoolId, int], tuple[Grammar, float]] = {}
+
+    def sent(self, pool: PoolId, grammar: Grammar | None, now: float) -> None:
+        if grammar is None or (pool, grammar.mark) in self.compiled:
+            return
+        self.jobs.setdefault((pool, grammar.mark), (grammar, now + grammar.seconds))
+        busy = [of for (at, _), (of, until) in self.jobs.items() if at == pool and until > now]
+        assert len(busy) <= 1 or sum(of.seconds for of in busy) <= COMPILE_S
+
+    def done(self, pool: PoolId, grammar: Grammar | None) -> None:
+        if grammar is not None:
+            self.jobs.pop((pool, grammar.mark), None)
+            self.compiled.add((pool, grammar.mark))
+
+    def not_begun(self, pool: PoolId, grammar: Grammar | None) -> None:
+        if grammar is not None:
+            self.jobs.pop((pool, grammar.mark), None)
+
+    def died(self, pool: PoolId) -> None:
+        self.jobs = {key: job for key, job in self.jobs.items() if key[0] != pool}
+        self.compiled = {key for key in self.compiled if key[0] != pool}
+
+
 class Lives(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -90,6 +129,7 @@ class Lives(RuleBasedStateMachine):
         self.reserved: dict[RequestId, tuple[PoolId, int]] = {}
         self.shrunk: set[PoolId] = set()
         self.put_back: set[RequestId] = set()
+        self.compilers = Compilers()
 
     @initialize(first=some_limits, second=some_limits)
     def start(self, first: PoolLimits, second: PoolLimits) -> None:
@@ -113,6 +153,8 @@ class Lives(RuleBasedStateMachine):
                     self.bound_holds(g.pool)
                     self.state[g.id] = "held"
                     self.reserved[g.id] = (g.pool, g.demand.kv)
+                    if hold is not None:  # else it was granted and refused in one step
+                        self.compilers.sent(g.pool, self.grammar_of(g.id), self.now)
                 case Refused(id=i, queued_s=waited):
                     assert self.state[i] in {"new", "waiting", "aside"}
                     assert waited is None or waited >= 0
@@ -127,6 +169,9 @@ class Lives(RuleBasedStateMachine):
                         self.state[i] = "void"
                 case _:
                     pass
+
+    def grammar_of(self, ident: RequestId) -> Grammar | None:
+        return self.core.books.held[ident].entry.ticket.grammar
 
     def bound_holds(self, pool: PoolId) -> None:
         """What was just granted keeps the pool inside its worst case or its forecast."""
@@ -169,8 +214,9 @@ class Lives(RuleBasedStateMachine):
         where=st.sampled_from([POOLS, POOLS[:1], POOLS[1:]]),
         patience=st.one_of(st.none(), st.floats(0.1, 30)),
         late=st.sampled_from([0.0, 0.0, 0.5, 7.0]),
+        grammar=st.sampled_from(GRAMMARS),
     )
-    def arrive(self, client, prompts, n, cap, streamed, where, patience, late) -> None:
+    def arrive(self, client, prompts, n, cap, streamed, where, patience, late, grammar) -> None:
         self.now += late  # timers came due and nobody called advance
         self.count += 1
         ident = RequestId(f"r{self.count:06}")
@@ -183,6 +229,7 @@ class Lives(RuleBasedStateMachine):
             body_bytes=len(prompts) * 100,
             streamed=streamed,
             deadline=None if patience is None else self.now + patience,
+            grammar=grammar,
         )
         self.take(self.core.submit(ticket, self.now))
         assert self.state[ident] != "new"
@@ -214,13 +261,17 @@ class Lives(RuleBasedStateMachine):
     @rule(index=pick, tokens=st.integers(0, 800))
     def stream(self, index, tokens) -> None:
         ident = self.some("held", index)
+        self.compilers.done(self.reserved[ident][0], self.grammar_of(ident))
         self.take(self.core.first_token(ident, self.now))
         self.core.true_up(ident, tokens)
 
     @precondition(lambda self: self.any_in("held"))
     @rule(index=pick, outcome=st.sampled_from([Outcome.COMPLETED, Outcome.FAILED]))
     def finish(self, index, outcome) -> None:
-        self.take(self.core.settle(self.some("held", index), outcome, self.now))
+        ident = self.some("held", index)
+        if outcome is Outcome.COMPLETED:
+            self.compilers.done(self.reserved[ident][0], self.grammar_of(ident))
+        self.take(self.core.settle(ident, outcome, self.now))
 
     @precondition(lambda self: self.any_in("void"))
     @rule(index=pick)
@@ -255,11 +306,14 @@ class Lives(RuleBasedStateMachine):
         if self.any_in(state):
             ident = self.some(state, index)
             self.put_back.add(ident)
+            if state == "held":
+                self.compilers.not_begun(self.reserved[ident][0], self.grammar_of(ident))
             self.take(self.core.requeue(ident, self.now, pause))
 
     @rule(which=st.sampled_from(POOLS))
     def server_dies(self, which) -> None:
         self.take(self.core.set_open(which, self.now, is_open=False))
+        self.compilers.died(which)
         self.take(self.core.void(which, self.now))
         assert self.core.books.pools[which].ledger.kv == 0
 
@@ -404,6 +458,7 @@ class Lives(RuleBasedStateMachine):
                         and flow.within_own_limits(demand)
                         and within_share(flow, demand, pool.ledger, weight)
                         and not any(e.passed >= patience for e in line[:at])
+                        and pool.compiles(entry.ticket.grammar, self.now)
                     )
                     if free_to_go and pool.ledger.fits(demand, entry.lengths):
                         assert any(  # the next prefill is spoken for

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.edge.dialects import dead_ends
-from gateway.edge.dialects.grammars import MOST_EXCLUDED
 from gateway.edge.dialects.hazards import MOST_STOPS
+from gateway.edge.dialects.one_grammar import MOST_EXCLUDED
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gateway.edge.dialects import Invalid, grammars
-from gateway.edge.dialects.grammars import ANY_JSON, DEEPEST, MOST_BYTES, MOST_GROUPS
+from gateway.edge.dialects.grammars import ANY_JSON
+from gateway.edge.dialects.one_grammar import DEEPEST, MOST_BYTES, MOST_GROUPS
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"

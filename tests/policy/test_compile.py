@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -45,12 +46,14 @@ def test_without_a_policy_the_server_decides() -> None:
         forecast=True,
         conservativeness=1.0,
         tpot_s=0.1,
+        compile_s=10.0,
     )
 
 
 def test_how_cautious_the_server_and_the_policy_are_is_passed_on() -> None:
-    limits = pool_limits(Backend(url=URL, tpot_s="off"), Server(conservativeness=0.3))
-    assert (limits.conservativeness, limits.tpot_s) == (0.3, None)
+    backend = Backend(url=URL, tpot_s="off", compile_s="off")
+    limits = pool_limits(backend, Server(conservativeness=0.3))
+    assert (limits.conservativeness, limits.tpot_s, limits.compile_s) == (0.3, None, math.inf)
 
 
 def test_a_server_without_a_prefix_cache_is_known_as_one():

@@ -102,6 +102,7 @@ class Intent:
     strip_usage: bool = False  # we ask for usage on a stream whose client did not
     prompts: int = 1  # as many as are counted and charged, each n times
     heavy: str | None = None  # the field that makes the engine compute over every prompt position
+    compile_s: float = 0.0  # that its grammars likely take to compile, of one core
     instead: Instead | None = None  # None: the engine is asked in the client's own words
     known: bytes | None = None  # the answer, where none is to be generated
 

@@ -32,8 +32,7 @@ class Messages:
     def read(self, body: Body) -> Intent:
         """See `Dialect.read`."""
         check(body)
-        grammars.check_tools(body)
-        grammars.check_within(body, "output_config")
+        compile_s = grammars.check_tools(body) + grammars.check_within(body, "output_config")
         hazards.check_numbers(body)
         return Intent(
             kind=Kind.MESSAGES,
@@ -42,6 +41,7 @@ class Messages:
             n=1,  # the engine's shape has no n, and drops one
             stream=guard.flag(body.get("stream"), "stream"),
             model=guard.name(body.get("model")),
+            compile_s=compile_s,
         )
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:  # noqa: ARG002

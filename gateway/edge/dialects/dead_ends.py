@@ -290,12 +290,11 @@ def patterns(root: object) -> list[str]:
     return found
 
 
-def lengths(root: object) -> int:
-    """How many different bounds of texts a JSON schema has."""
-    found = {
+def lengths(root: object) -> set[tuple[float | None, float | None]]:
+    """The different bounds of texts in a JSON schema: (least, most)."""
+    return {
         (one.get("minLength"), one.get("maxLength")) for one in _parts(root) if _is_bounded(one)
     }
-    return len(found)
 
 
 def _is_bounded(one: dict[str, Any]) -> bool:

@@ -45,9 +45,8 @@ class Chat:
         ]
         _check_continued(body)
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
-        grammars.check(body, "regex", "ebnf")
-        grammars.check_format(body)
-        grammars.check_tools(body)
+        compile_s = grammars.check(body, "regex", "ebnf")
+        compile_s += grammars.check_format(body) + grammars.check_tools(body)
         grammars.check_least(body, LEAST)
         hazards.check_stop_ids(body, LEAST)
         hazards.check_bias(body)
@@ -64,6 +63,7 @@ class Chat:
             stream=stream,
             model=guard.name(body.get("model")),
             strip_usage=not _wants_usage(body) and stream,
+            compile_s=compile_s,
         )
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
@@ -94,8 +94,8 @@ class Text:
         if body.get("prompt") is None:
             raise Invalid("prompt is missing", "prompt")
         hazards.check_top(body.get("logprobs"), "logprobs")
-        grammars.check(body, "regex", "ebnf", "json_schema")
-        grammars.check_format(body)
+        compile_s = grammars.check(body, "regex", "ebnf", "json_schema")
+        compile_s += grammars.check_format(body)
         grammars.check_least(body, LEAST)
         hazards.check_stop_ids(body, LEAST)
         hazards.check_bias(body)
@@ -118,6 +118,7 @@ class Text:
             strip_usage=not _wants_usage(body) and stream,
             prompts=guard.prompts(body["prompt"]),
             heavy="echo with logprobs" if echoes else None,
+            compile_s=compile_s,
         )
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:

@@ -54,8 +54,7 @@ class Responses:
         if not body.get("input"):
             raise Invalid("input is missing", "input")
         _check_tools(body.get("tools"))
-        grammars.check_tools(body)
-        grammars.check_within(body, "text")
+        compile_s = grammars.check_tools(body) + grammars.check_within(body, "text")
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
         hazards.check_numbers(body)
         hazards.check_ranges(body)
@@ -70,6 +69,7 @@ class Responses:
             n=1,
             stream=guard.flag(body.get("stream"), "stream"),
             model=guard.name(body.get("model")),
+            compile_s=compile_s,
         )
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:

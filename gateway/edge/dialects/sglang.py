@@ -49,12 +49,12 @@ class Generate:
         guard.check(body)
         if body.get("text") is None and body.get("input_ids") is None:
             raise Invalid("text or input_ids is missing", "text")
-        grammars.check(body, "regex", "ebnf")
+        compile_s = grammars.check(body, "regex", "ebnf")
         many = _params(body)
         hazards.check_number(body.get("sampling_params"), _batch(body))
         hazards.check_stop_patterns(*many)
         for params in many:
-            grammars.check(params, "regex", "ebnf", "json_schema", "structural_tag")
+            compile_s += grammars.check(params, "regex", "ebnf", "json_schema", "structural_tag")
             hazards.check_sampling(params)
             native.understood(params)
             grammars.check_least(params, LEAST)
@@ -80,6 +80,7 @@ class Generate:
             model=None,
             prompts=_batch(body) or 1,
             heavy=_heavy(body),
+            compile_s=compile_s,
         )
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:

@@ -1,0 +1,171 @@
+"""Grammars that a server compiles: one large one at a time, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.compiling import KNOWN, Compiling
+from gateway.core.model import Code, Grammar, Outcome, PoolLimits, QueueRule, Release
+from tests.core.desk import GPU0, GPU1, Desk, rid
+
+LIMITS = PoolLimits(1000, compile_s=10.0)
+LARGE, OTHER, SMALL = Grammar(1, 9.0), Grammar(2, 9.0), Grammar(3, 0.5)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(QueueRule(max_wait_s=60.0), gpu0=LIMITS)
+
+
+def test_two_large_ones_are_compiled_one_after_the_other(desk) -> None:
+    desk.ask("one", grammar=LARGE)
+    desk.ask("two", grammar=OTHER)
+    desk.ask("three", grammar=SMALL)
+    desk.ask("none")
+    assert set(desk.running) == {"one", "three", "none"}
+    assert (desk.running["one"].compile_s, desk.running["none"].compile_s) == (9.0, None)
+    desk.first_token("one")
+    assert "two" in desk.running
+
+
+def test_what_is_compiled_costs_nothing_again(desk) -> None:
+    desk.ask("one", grammar=LARGE)
+    desk.ask("same", grammar=LARGE)
+    assert "same" in desk.running, "the engine compiles it once"
+    desk.first_token("one")
+    desk.ask("two", grammar=OTHER)
+    desk.ask("again", grammar=LARGE)
+    assert desk.running["again"].compile_s is None
+    assert desk.running["two"].compile_s == 9.0
+
+
+def test_what_is_larger_than_the_bound_goes_alone(desk) -> None:
+    desk.ask("small", grammar=SMALL)
+    desk.ask("giant", grammar=Grammar(9, 30.0))
+    assert "giant" not in desk.running
+    desk.first_token("small")
+    assert "giant" in desk.running
+    desk.ask("two", grammar=OTHER)
+    assert "two" not in desk.running
+
+
+def test_an_answer_in_one_piece_holds_it_for_its_likely_time(desk) -> None:
+    desk.ask("one", grammar=LARGE, streamed=False)
+    desk.ask("two", grammar=OTHER)
+    desk.wait(8.9)
+    assert "two" not in desk.running
+    desk.wait(0.2)
+    assert "two" in desk.running, "at its time, though nobody asked"
+
+
+def test_a_whole_answer_shows_it_done(desk) -> None:
+    desk.ask("one", grammar=LARGE, streamed=False)
+    desk.ask("two", grammar=OTHER)
+    desk.now = 1.0
+    desk.finish("one")
+    assert "two" in desk.running
+    desk.ask("three", grammar=LARGE)
+    assert desk.running["three"].compile_s is None
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+def test_who_leaves_does_not_end_the_compiler(desk, lingers) -> None:
+    desk.ask("one", grammar=LARGE)
+    desk.now = 1.0
+    if lingers:
+        desk.take(desk.core.abandon(rid("one"), Outcome.CANCELLED, desk.now, 30.0))
+        desk.take(desk.core.confirm(rid("one"), desk.now))
+    else:
+        desk.take(desk.core.settle(rid("one"), Outcome.FAILED, desk.now))
+    desk.ask("two", grammar=OTHER)
+    desk.wait(7.9)
+    assert "two" not in desk.running
+    desk.wait(0.2)
+    assert "two" in desk.running
+
+
+def test_one_of_two_that_wait_for_the_same_leaves(desk) -> None:
+    desk.ask("one", grammar=LARGE)
+    desk.ask("same", grammar=LARGE)
+    desk.take(desk.core.settle(rid("one"), Outcome.FAILED, desk.now))
+    desk.ask("two", grammar=OTHER)
+    desk.wait(20.0)
+    assert "two" not in desk.running, "the other will show its first token"
+    desk.first_token("same")
+    assert "two" in desk.running
+
+
+@pytest.mark.parametrize("why", [Release.UNSENT, Release.REQUEUED])
+def test_what_never_reached_the_engine_is_not_compiled(desk, why) -> None:
+    desk.ask("one", grammar=LARGE)
+    if why is Release.UNSENT:
+        desk.take(desk.core.settle(rid("one"), Outcome.CANCELLED, desk.now, why))
+    else:
+        desk.take(desk.core.requeue(rid("one"), desk.now, 0.0))
+        assert desk.running["one"].compile_s == 9.0, "and it may start again"
+        desk.first_token("one")
+    desk.ask("two", grammar=OTHER)
+    assert "two" in desk.running
+
+
+def test_a_server_that_ended_has_forgotten(desk) -> None:
+    desk.ask("one", grammar=LARGE)
+    desk.first_token("one")
+    desk.finish("one")
+    desk.ask("two", grammar=OTHER)
+    desk.take(desk.core.void(GPU0, desk.now))
+    desk.ask("three", grammar=LARGE)
+    assert desk.running["three"].compile_s == 9.0
+
+
+def test_each_server_has_its_own() -> None:
+    desk = Desk(gpu0=LIMITS, gpu1=LIMITS)
+    for number in range(3):
+        desk.ask(f"r{number}", grammar=Grammar(number, 9.0), to=(GPU0, GPU1))
+    assert {grant.pool for grant in desk.running.values()} == {GPU0, GPU1}
+    assert desk.waiting == ["r2"]
+
+
+def test_who_waits_for_it_is_told_so(desk) -> None:
+    desk.ask("one", grammar=LARGE)
+    desk.ask("two", grammar=OTHER)
+    desk.wait(61.0)
+    refusal = desk.refused["two"]
+    assert refusal.code is Code.QUEUE_TIMEOUT
+    assert "grammar" in refusal.message
+
+
+def test_a_fence_for_it_idles_nobody() -> None:
+    """It was passed until the pool was fenced; then another large grammar began."""
+    desk = Desk(QueueRule(max_wait_s=1e6), gpu0=LIMITS)
+    desk.ask("holder", 490, 10)
+    desk.ask("wide", 890, 10, grammar=OTHER, client="w")
+    for number in range(3):
+        desk.ask(f"s{number}", 390, 10, client=f"c{number}")
+        desk.finish(f"s{number}")
+    assert desk.core.books.pools[GPU0].fence == "wide"
+    desk.core.books.pools[GPU0].compiling.begins(LARGE, desk.now, streamed=True)
+    desk.ask("next", 100, 10, client="z")
+    assert "next" in desk.running
+
+
+def test_times_with_a_compilation_say_nothing_of_the_server(desk) -> None:
+    desk.ask("one", grammar=LARGE)
+    before = desk.core.books.pools[GPU0].prefill_rate
+    desk.now = 9.0
+    desk.first_token("one")
+    assert desk.core.books.pools[GPU0].prefill_rate == before
+    desk.ask("two")
+    desk.now = 9.5
+    desk.first_token("two")
+    assert desk.core.books.pools[GPU0].prefill_rate != before
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    of = Compiling()
+    for mark in range(KNOWN + 5):
+        of.begins(Grammar(mark, 1.0), 0.0, streamed=True)
+        of.done(Grammar(mark, 1.0))
+    assert of.is_new(Grammar(4, 1.0))
+    assert not of.is_new(Grammar(5, 1.0))
+    assert len(of) == 0

@@ -36,6 +36,11 @@ class Lead:
         marks, tokens = zip(*fixed, strict=True)
         return cls(array("q", marks), array("q", tokens))
 
+    def apart(self, what: int) -> Lead:
+        """The same beginning where it is kept apart from others' by `what` (64 bits): an adapter's keys and
+        values are its own."""
+        return Lead(array("q", (mark ^ what for mark in self.marks)), self.tokens)
+
     def __len__(self) -> int:
         return len(self.marks)
 

@@ -118,7 +118,7 @@ class DataPlane:
             case routes.Quick.ALIVE:
                 return web.Response(text="kvgate\n")
             case routes.Quick.MODELS:
-                return models.answer(request, self._callers, self._fleet)
+                return await models.answer(request, self._callers, self._fleet, self._lobby.names)
             case routes.Quick.COUNT:
                 return await counting.answer(request, self._callers, self._policy, self._lobby)
             case routes.Quick():
@@ -215,6 +215,7 @@ class DataPlane:
         """Read and count a body. Raises Invalid, Known, and Shed: refused before the gate."""
         intent = allowed.intent(dialect, body, self._policy.limits)
         body = intent.put(body)
+        await self._lobby.names.for_model(self._fleet, intent.model)
 
         def which() -> list[Backend]:
             found = models.serving(self._fleet, intent.model)

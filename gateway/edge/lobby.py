@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gateway.core.model import Ask, RequestId, Ticket
 from gateway.edge import ids, models
 from gateway.edge.backend import DOUBT_S
+from gateway.edge.names import Names
 from gateway.tasks import in_time
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Lobby:
     def __init__(self, gate: Gate, fleet: Fleet) -> None:
         self._gate = gate
         self._fleet = fleet
+        self.names = Names()
 
     async def found(
         self, which: Which, ident: RequestId, rule: ClientRule, size: int
@@ -66,6 +68,7 @@ class Lobby:
     async def for_model(self, model: str | None, rule: ClientRule, size: int) -> list[Backend]:
         """The servers that may be asked for a model, by a request that has no other name. Who is away
         all the same, the count tells. Raises Shed, and Invalid for an adapter that is not there."""
+        await self.names.for_model(self._fleet, model)
         which = partial(models.serving, self._fleet, model)
         return await self.found(which, RequestId(ids.drawn()), rule, size)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gateway.edge.backends import Backend, Fleet
     from gateway.edge.callers import Callers
     from gateway.edge.dialects import Dialect
+    from gateway.edge.names import Names
     from gateway.edge.voices import Voice
 
 GONE = 499
@@ -41,7 +42,9 @@ RESTART_S = 10.0
 """Told while no server is ready. A restart takes 15-60 s; SDKs retry twice, so not much less."""
 
 
-def answer(request: web.BaseRequest, callers: Callers, fleet: Fleet) -> web.StreamResponse:
+async def answer(
+    request: web.BaseRequest, callers: Callers, fleet: Fleet, names: Names
+) -> web.StreamResponse:
     """The models of every server that is ready, merged, as far as the client may use them; or the one
     of them that the path names."""
     try:
@@ -49,6 +52,7 @@ def answer(request: web.BaseRequest, callers: Callers, fleet: Fleet) -> web.Stre
     except Shed as shed:
         return plain(shed.refusal)
     ready = [backend for backend in fleet if backend.ready]
+    await names.read(ready)
     if not ready:
         return plain(nobody(fleet))
     known = callers.visible(client, _served(ready), int)

@@ -13,7 +13,7 @@ from gateway.edge.dialects import grammars
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gateway.core.model import ClientRule, PoolId, RequestId
+    from gateway.core.model import ClientRule, Lead, PoolId, RequestId
     from gateway.edge.dialects import Body, Intent
     from gateway.tokens import Counted
 
@@ -66,11 +66,22 @@ def ticket(
         streamed=intent.stream,
         deadline=deadline(headers, arrived, first_token_s),
         kind=kind_of(body),
-        lead=counted.lead,
+        lead=_lead(counted.lead, intent.model),
         session=session,
         stretch=stretch,
         grammar=grammars.of(body, intent.compile_s),
     )
+
+
+def _lead(lead: Lead, model: str | None) -> Lead:
+    """How a prompt begins, of what its adapter has read."""
+    adapter = (model or "").partition(":")[2]
+    if not adapter or not lead:
+        return lead
+    digest = hashlib.blake2b(
+        adapter.encode(errors="surrogatepass"), key=_KEY, digest_size=8
+    ).digest()
+    return lead.apart(int.from_bytes(digest, signed=True))
 
 
 def session(headers: Mapping[str, str]) -> str | None:

@@ -14,7 +14,13 @@ from typing import Literal, NoReturn
 
 from gateway.tasks import spawn
 from gateway.upstream.ask import Asker, AskError, Headers, Wrong, ask, bearer, read
-from gateway.upstream.facts import NotSGLangError, ServerFacts, Version, parse_server
+from gateway.upstream.facts import (
+    NotSGLangError,
+    ServerFacts,
+    Version,
+    parse_adapters,
+    parse_server,
+)
 from gateway.upstream.fields import as_dict
 from gateway.upstream.loads import LoadsFacts, parse_loads
 from gateway.upstream.scrape import RankSignals, parse_metrics
@@ -89,6 +95,11 @@ async def metrics(
     headers = bearer(api_key)
     body = await read(client, "/metrics", headers, timeout_s=timeout_s, limit=METRICS_LIMIT)
     return parse_metrics(body, version)
+
+
+async def adapters(client: Asker, *, api_key: str | None, timeout_s: float) -> tuple[str, ...]:
+    """The LoRA adapters that it lists now: they come and go while it runs. Raises AskError."""
+    return parse_adapters(await ask(client, "/v1/models", bearer(api_key), timeout_s=timeout_s))
 
 
 async def generates(client: Asker, *, api_key: str | None, timeout_s: float) -> bool:

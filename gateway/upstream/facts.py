@@ -74,6 +74,7 @@ class ServerFacts:
     tool_parser: str = ""  # its --tool-call-parser, which may decide how chats are written
     thinks_apart: bool = False  # with one that tells thoughts from the answer
     adapters: tuple[str, ...] = ()  # LoRA, as they are asked for: `model:adapter`
+    takes_adapters: bool = False  # they may be loaded and unloaded while it runs
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,7 +106,8 @@ def parse_server(info: object, models: object = None, model_info: object = None)
         version=version,
         version_text=version_text,
         models=names,
-        adapters=_adapters(rows),
+        adapters=(adapters := _listed_adapters(rows)),
+        takes_adapters=bool(adapters) or as_flag(args.get("enable_lora"), default=False),
         model_path=model_path,
         tokenizer_path=tokenizer or model_path,
         model_type=as_text(model.get("model_type")),
@@ -131,6 +133,11 @@ def parse_server(info: object, models: object = None, model_info: object = None)
         tool_parser=as_text(args.get("tool_call_parser")),
         thinks_apart=bool(as_text(args.get("reasoning_parser"))),
     )
+
+
+def parse_adapters(models: object) -> tuple[str, ...]:
+    """The LoRA adapters in a body of /v1/models, as they are asked for."""
+    return _listed_adapters(as_list(as_dict(models).get("data")))
 
 
 def parse_version(text: str) -> Version | None:
@@ -166,7 +173,7 @@ def _served(args: JsonDict, rows: list[object]) -> tuple[tuple[str, ...], int | 
     return names, next((context for context in contexts if context is not None), None)
 
 
-def _adapters(rows: list[object]) -> tuple[str, ...]:
+def _listed_adapters(rows: list[object]) -> tuple[str, ...]:
     """LoRA adapters by the names they are asked for (0.5.6-0.5.23): the one they are listed by, alone, is
     answered by the model without them."""
     return tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import quote
 
@@ -179,6 +180,59 @@ async def test_an_adapter_that_a_server_lists_is_a_model(start) -> None:
             assert not other.seen, "it has no adapters"
             served = {record["model"] for record in rig.records if record["outcome"] == "completed"}
             assert served == {"tiny:poems", "tiny:sql"}
+
+
+async def test_adapters_that_come_and_go_are_known_when_they_are_asked_for(start) -> None:
+    async with start(enable_lora=True) as rig:
+        url = rig.app.listen_url + "/v1/models"
+
+        async def listed() -> set[str]:
+            async with rig.http.get(url) as answer:
+                return {one["id"] for one in (await answer.json())["data"]}
+
+        def again() -> None:
+            """A second later."""
+            rig.app.data._lobby.names._read_at.clear()
+
+        assert await listed() == {"tiny"}
+        rig.engine.profile = replace(rig.engine.profile, adapters=("poems",))
+        got = await rig.chat(model="tiny:poems")
+        assert (got.status, got.code) == (400, "invalid_request"), "it was asked just now"
+        again()
+        assert (await rig.chat(model="tiny:poems")).status == 200
+        assert await listed() == {"tiny", "tiny:poems"}
+        rig.engine.profile = replace(rig.engine.profile, adapters=())
+        again()
+        assert await listed() == {"tiny"}
+        rig.engine.profile = replace(rig.engine.profile, adapters=("sql",))
+        again()
+        assert (await rig.post(COUNT, chat(model="tiny:sql"))).status == 200
+
+
+async def test_names_that_are_made_up_cost_a_server_a_question_a_second(start) -> None:
+    async with start(enable_lora=True) as rig:
+        before = rig.engine.calls["/v1/models"]
+        many = [rig.chat(model=f"tiny:a{number}") for number in range(20)]
+        assert {got.status for got in await asyncio.gather(*many)} == {400}
+        assert rig.engine.calls["/v1/models"] == before + 1
+        rig.app.data._lobby.names._read_at.clear()
+        assert (await rig.chat(model="else:a")).status == 400
+        assert rig.engine.calls["/v1/models"] == before + 1, "it does not serve the model"
+
+
+async def test_who_takes_no_adapters_is_not_asked(start) -> None:
+    async with start() as rig:
+        before = rig.engine.calls["/v1/models"]
+        assert (await rig.chat(model="tiny:a")).status == 400
+        assert rig.engine.calls["/v1/models"] == before
+
+
+async def test_a_list_that_does_not_come_changes_nothing(start) -> None:
+    async with start(adapters=("poems",)) as rig:
+        rig.engine.profile = replace(rig.engine.profile, api_key="other")
+        assert (await rig.chat(model="tiny:sql")).status == 400
+        facts = rig.app.fleet.backends["gpu0"].facts
+        assert facts.adapters == ("tiny:poems",)
 
 
 async def test_one_model_is_asked_of_no_server_that_is_not_ready(start) -> None:

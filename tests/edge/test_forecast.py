@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from gateway.core.model import ClientRule, RequestId
+from gateway.core.model import ClientRule, Lead, RequestId, Ticket
 from gateway.edge import tickets
 from tests.edge.rig import TEXT, running
 
@@ -77,13 +78,32 @@ def test_the_kind_of_answer_is_read_from_the_body(body, kind) -> None:
 
 
 def test_a_ticket_carries_what_the_core_decides_by() -> None:
-    intent = SimpleNamespace(n=2, cap=30, usual=None, stream=True)
-    made = tickets.ticket(
+    made = made_for("tiny", body={"tools": [1]}, lead=Lead.of([(1, 5)]))
+    assert (made.lead, made.session) == (Lead.of([(1, 5)]), "5e5510")
+    assert (made.ask.prompts, made.ask.n, made.ask.cap) == ((5, 7), 2, 30)
+    assert made.ask.images
+    assert (made.kind, made.deadline, made.body_bytes, made.streamed) == ("tools", 5.0, 99, True)
+    assert made.grammar is None
+
+
+def test_what_an_adapter_has_read_is_its_own() -> None:
+    lead = Lead.of([(1, 5), (-(1 << 63), 9)])
+    poems, again, sql = (
+        made_for(f"tiny:{name}", body={}, lead=lead).lead for name in ("poems", "poems", "sql")
+    )
+    assert poems == again
+    assert not {*lead.marks, *sql.marks} & {*poems.marks}
+    assert poems.tokens == lead.tokens
+
+
+def made_for(model: str, *, body: dict[str, Any], lead: Lead) -> Ticket:
+    intent = SimpleNamespace(n=2, cap=30, usual=None, stream=True, model=model, compile_s=0.0)
+    return tickets.ticket(
         RequestId("r"),
         ClientRule("a"),
         intent,  # type: ignore[arg-type]
-        SimpleNamespace(prompts=(5, 7), lead=((1, 5),), media=3),  # type: ignore[arg-type]
-        body={"tools": [1]},
+        SimpleNamespace(prompts=(5, 7), lead=lead, media=3),  # type: ignore[arg-type]
+        body=body,
         size=99,
         pools=(),
         headers={},
@@ -91,10 +111,6 @@ def test_a_ticket_carries_what_the_core_decides_by() -> None:
         arrived=1.0,
         first_token_s=4.0,
     )
-    assert (made.lead, made.session) == (((1, 5),), "5e5510")
-    assert (made.ask.prompts, made.ask.n, made.ask.cap) == ((5, 7), 2, 30)
-    assert made.ask.images
-    assert (made.kind, made.deadline, made.body_bytes, made.streamed) == ("tools", 5.0, 99, True)
 
 
 async def test_each_piece_of_a_stream_tells_how_far_its_server_is_in_a_step(tmp_path) -> None:

@@ -34,6 +34,7 @@ class Profile:
     admin_api_key: str | None = None
     enable_metrics: bool = True
     adapters: tuple[str, ...] = ()  # --lora-paths
+    enable_lora: bool = False
     warm_up: int = 2  # prompt tokens before it says it is ready; 0: --skip-server-warmup
     random_seed: int | None = None  # None: drawn at each start, as the engine does
 
@@ -92,6 +93,7 @@ def server_info(profile: Profile, start: Start) -> dict[str, Any]:
         "disable_radix_cache": False,
         "is_embedding": False,
         "enable_metrics": profile.enable_metrics,
+        "enable_lora": profile.enable_lora or bool(profile.adapters),
         "allow_auto_truncate": False,
         "api_key": profile.api_key,
         "admin_api_key": profile.admin_api_key,

@@ -52,6 +52,13 @@ def options() -> argparse.Namespace:
         metavar="NAME=DIR",
         help="the gate of another checkout",
     )
+    p.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="this gate, run by another Python that has what it needs",
+    )
     p.add_argument("--json", type=Path, default=Path("bench.json"))
     return p.parse_args()
 
@@ -62,7 +69,8 @@ class Bench:
     def __init__(self, args: argparse.Namespace, processes: Processes, scratch: Path) -> None:
         self._args, self._processes, self._scratch = args, processes, scratch
         also = dict(one.split("=", 1) for one in args.also)
-        chosen, self.missing = targets.all_targets(also)
+        pythons = dict(one.split("=", 1) for one in args.python)
+        chosen, self.missing = targets.all_targets(also, pythons)
         only = args.only.split(",") if args.only else [one.name for one in chosen]
         self._targets = [one for one in chosen if one.name in only]
 

@@ -45,8 +45,10 @@ class Running:
     pid: int
 
 
-def gate(name: str, version: str, cwd: str | None, workers: int = 1) -> Target:
-    """kvgate as it is in the checkout at `cwd` (None: this one)."""
+def gate(
+    name: str, version: str, cwd: str | None, workers: int = 1, python: str = sys.executable
+) -> Target:
+    """kvgate as it is in the checkout at `cwd` (None: this one), run by `python`."""
 
     def argv(port: int, other: int, upstream: str, scratch: Path) -> list[str]:
         policy = scratch / "policy.yaml"
@@ -59,7 +61,7 @@ def gate(name: str, version: str, cwd: str | None, workers: int = 1) -> Target:
             # A checkout of before may not know the word.
             + (f"workers: {workers}\n" if workers > 1 else "")
         )
-        return [sys.executable, "-m", "gateway.cli", "serve", str(policy)]
+        return [python, "-m", "gateway.cli", "serve", str(policy)]
 
     return Target(name, version, "/", argv, cwd=cwd)
 
@@ -76,7 +78,9 @@ def plain() -> Target:
     )
 
 
-def all_targets(also: dict[str, str]) -> tuple[list[Target], dict[str, str]]:
+def all_targets(
+    also: dict[str, str], pythons: dict[str, str]
+) -> tuple[list[Target], dict[str, str]]:
     """Everything that can be measured here; and why the rest is not, by name."""
     targets = [
         gate("kvgate", VERSION, None),
@@ -84,6 +88,7 @@ def all_targets(also: dict[str, str]) -> tuple[list[Target], dict[str, str]]:
         plain(),
     ]
     targets += [gate(name, "", folder) for name, folder in also.items()]
+    targets += [gate(name, VERSION, None, python=path) for name, path in pythons.items()]
     missing = {}
     for rival in RIVALS:
         if rival.installed:

@@ -301,6 +301,7 @@ def _counting(backend: Backend) -> dict[str, Any] | None:
         return None
     accuracy = counter.accuracy
     return {
+        "under_way": counter.under_way,
         "requests": accuracy.requests,
         "exact": accuracy.exact,
         "mean_error": round(accuracy.mean_error, 3),

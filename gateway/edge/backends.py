@@ -117,6 +117,7 @@ class Fleet:
                 backend.name,
                 on_trial=backend.on_trial,
                 loads_stale=backend.watch is not None and backend.watch.snapshot().metrics_stale,
+                counting=0 if backend.counter is None else backend.counter.under_way,
                 drift=dict(backend.drift),
             )
             for backend in self

@@ -67,6 +67,11 @@ _ENGINE: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
         "1 where the server's own counts are too old to compare.",
         lambda e: e.loads_stale,
     ),
+    (
+        "counting_requests",
+        "Prompts being counted, or waiting for that; they are in no queue yet.",
+        lambda e: e.counting,
+    ),
 )
 _DRIFT = (
     "KV tokens used by the books beyond what the engine counts; negative where it counts more. "
@@ -81,6 +86,7 @@ class EngineView:
     backend: str
     on_trial: bool = False
     loads_stale: bool = False
+    counting: int = 0  # prompts
     drift: Mapping[int, int] = field(default_factory=dict)  # KV tokens, by rank
 
 

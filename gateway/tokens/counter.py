@@ -128,6 +128,11 @@ class Counter:
         return dict(self._fallbacks)
 
     @property
+    def under_way(self) -> int:
+        """Bodies that are being counted, or wait for it. What is counted at once is never seen."""
+        return self._remote_line.texts + (self._local.under_way if self._local is not None else 0)
+
+    @property
     def accuracy(self) -> Accuracy:
         """Our numbers against the engine's since start, and the correction now in force."""
         if self._exact and (self._local or self._remote):

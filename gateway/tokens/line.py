@@ -54,6 +54,11 @@ class Line:
         """How many wait."""
         return sum(map(len, self._lines.values()))
 
+    @property
+    def texts(self) -> int:
+        """How many wait and are under way."""
+        return self.waiting + self._busy.total()
+
     def waiting_of(self, client: str) -> int:
         """How many of this client wait."""
         return len(self._lines.get(client, ()))

@@ -96,6 +96,11 @@ class LocalCounter:
         """Whether there is a template or an encoder: chats can be counted, not only estimated."""
         return self._template is not None or self._spec is not None
 
+    @property
+    def under_way(self) -> int:
+        """Bodies that are counted in threads, or wait for one."""
+        return self._line.texts
+
     async def count(self, request: Request, body_bytes: int, client: str) -> tuple[int, ...]:
         """Tokens of each prompt, placeholders of media included; Unavailable where it cannot say."""
         return await self._run(self.count_now, request, body_bytes, client)

@@ -53,6 +53,9 @@ async def test_k09_who_floods_the_counting_waits_and_others_are_counted(world, m
         assert "large requests of client 'a' wait to be counted" in refused[0].error["message"]
         assert all(1 <= int(got.headers["retry-after"]) <= 60 for got in refused)
         assert (slow.at_work, counts._line.waiting) == (2, 18)
+        assert (await rig.status())["backends"][0]["counting"]["under_way"] == 20
+        metrics = (await rig.control("/metrics")).body.decode().splitlines()
+        assert 'kvgate_counting_requests{backend="gpu0"} 20.0' in metrics
         assert rig.engine.seen == []
 
         async with asyncio.timeout(5):  # none of the flood's comes to an end meanwhile

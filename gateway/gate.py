@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gateway.core.admission import Admission
     from gateway.core.amount import Amount
     from gateway.core.appetite import Appetite
-    from gateway.core.ledger import Hold
+    from gateway.core.hold import Hold
     from gateway.core.model import (
         Grant,
         PoolId,

@@ -13,8 +13,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from gateway.core.flows import Entry, Flow
+from gateway.core.hold import Hold
 from gateway.core.least import Least
-from gateway.core.ledger import Hold
 from gateway.core.lengths import LengthBook, prior_of
 from gateway.core.model import ClientView, PoolView, QueueView, RequestId, View
 from gateway.core.others import Others
@@ -167,6 +167,9 @@ class Books:
         ticket, place = entry.ticket, self.pools[pool]
         ledger = place.ledger
         hoped, left = place.reading(demand, ticket.lead)
+        grammar = ticket.grammar
+        if grammar is not None and not place.compiling.is_new(grammar):
+            grammar = None
         hold = Hold(
             client=ticket.client.name,
             demand=demand,
@@ -174,14 +177,14 @@ class Books:
             since=now,
             streamed=ticket.streamed,
             lengths=entry.lengths if demand.start else None,
-            prediction=place.reads(demand, left, now),
+            prediction=place.reads(demand, left, now, waits=grammar is not None),
             hoped=hoped,
             uncached=left,
+            compile_s=None if grammar is None else grammar.seconds,
         )
         ledger.reserve(ticket.id, hold)
-        if ticket.grammar is not None and place.compiling.is_new(ticket.grammar):
-            hold.compile_s = ticket.grammar.seconds
-            self._look_at(place.compiling.begins(ticket.grammar, now, streamed=ticket.streamed))
+        if grammar is not None:
+            self._look_at(place.compiling.begins(grammar, now, streamed=ticket.streamed))
         if ledger.limits.caches:
             place.prefixes.put(ticket.lead, ledger.limits.kv_tokens)
         place.started += 1
@@ -196,7 +199,7 @@ class Books:
             ledger.prefilled(ticket.id, now)
         elif not ticket.streamed:
             rate = max(place.prefill_rate, 1.0)
-            hold.prefilled_by = now + hold.uncached / rate
+            hold.prefilled_by = now + (hold.compile_s or 0.0) + hold.uncached / rate
             self.at(hold.prefilled_by, Timer.PREFILLED, ticket.id)
         return hold
 
@@ -282,7 +285,9 @@ class Books:
         pool.ledger.prefilled(ident, now)
         for other, earlier in pool.ledger.holds.items():
             # The engine prefills in order of arrival; only streams show their own first token.
-            if earlier.prefilling and not earlier.streamed and earlier.since < hold.since:
+            if earlier.streamed or earlier.compile_s is not None:
+                continue
+            if earlier.prefilling and earlier.since < hold.since:
                 pool.ledger.prefilled(other, now)
         pool.reads_less(now)
         return True

@@ -21,7 +21,7 @@ from gateway.core.amount import bounded
 from gateway.core.confidence import FULL, START, Confidence
 from gateway.core.envelope import Envelope
 from gateway.core.lengths import bucket
-from gateway.core.mirror import CLIP, Mirror
+from gateway.core.mirror import Mirror
 from gateway.core.model import LedgerView
 from gateway.core.outlook import FRESH, REFRESHED, Outlook, Term
 from gateway.core.pace import Pace
@@ -29,74 +29,15 @@ from gateway.core.sums import LedgerError, less, tally
 
 if TYPE_CHECKING:
     from gateway.core.amount import Amount
+    from gateway.core.hold import Hold
     from gateway.core.lengths import Lengths
     from gateway.core.model import Demand, PoolId, PoolLimits, RequestId
-    from gateway.core.ttft import Prediction
 
 
 REFRESH_S = 0.05
 FOLLOWED = 64
 """Sums are brought up to date at most every 0.05 s, for so many requests: with 256 in flight each is
 looked at every 0.2 s, in which a fast stream gives six tokens."""
-
-
-@dataclass(slots=True)
-class Hold:
-    """One reservation."""
-
-    client: str
-    demand: Demand
-    prompt: int  # prompt tokens that really occupy KV, all sequences
-    since: float
-    streamed: bool
-    generated: int = 0  # all sequences; of an answer that is not streamed, an estimate
-    prefilling: bool = True
-    prefilled_by: float | None = None  # where no first token will be seen: when it should be in
-    lingering: bool = False
-    linger_until: float = 0.0
-    lengths: Lengths | None = None  # what this answer adds to; None: nothing is forecast here
-    seen: int = 0  # tokens streamed over all sequences; `generated` follows it, see `refresh`
-    bucket: int = -1  # of lengths, entered so far
-    decoding_since: float = 0.0
-    prediction: Prediction | None = None
-    hoped: int = 0  # prompt tokens that the server may have in its cache, see prefix
-    uncached: int = 0  # prompt tokens it likely has to read
-    timed: bool = True  # its times tell how fast the server is
-    compile_s: float | None = None  # that its grammar takes before, see compiling
-
-    @property
-    def used(self) -> int:
-        """KV tokens known to be occupied: the prompt once prefilled, and what was streamed."""
-        most = self.demand.worst or self.demand.kv
-        return 0 if self.prefilling else min(self.prompt + max(self.generated, self.seen), most)
-
-    @property
-    def each(self) -> int:
-        """Tokens generated per sequence."""
-        return self.generated // max(self.demand.slots, 1)
-
-    @property
-    def told(self) -> int:
-        """Tokens streamed per sequence."""
-        return self.seen // max(self.demand.slots, 1)
-
-    def finished(self) -> None:
-        """It was answered to its end: its length counts, unless its cap cut it."""
-        if self.lengths is not None and 0 < self.told < self.demand.cap:
-            self.lengths.ended(self.bucket)
-
-    @property
-    def occupied(self) -> int:
-        """KV tokens in use, or soon: the prompts in whole pages, and what was produced. Where nothing
-        is forecast, what is charged."""
-        if self.lengths is None:
-            return self.demand.kv
-        return self.demand.prompt_kv + self.generated
-
-    @property
-    def growth(self) -> int:
-        """What the engine thinks it may still produce, tokens."""
-        return self.demand.slots * min(max(self.demand.cap - self.each, 0), CLIP)
 
 
 @dataclass(slots=True)
@@ -217,8 +158,8 @@ class PoolLedger:
         self.holds[ident] = hold
         self.kv += demand.kv
         self.worst += demand.worst or demand.kv
-        self.prefill += demand.prefill
-        self.uncached += hold.uncached
+        self.prefill += hold.prefill
+        self.uncached += hold.to_read
         self.slots += demand.slots
         self.by_client[hold.client] = self.by_client.get(hold.client, 0) + demand.kv
         self.slots_of[hold.client] += demand.slots
@@ -240,8 +181,8 @@ class PoolLedger:
         self._changed()
         hold.prefilling = False
         hold.decoding_since = now
-        self.prefill = less(self.prefill, hold.demand.prefill, "prefill", self.pool)
-        self.uncached = less(self.uncached, hold.uncached, "uncached", self.pool)
+        self.prefill = less(self.prefill, hold.prefill, "prefill", self.pool)
+        self.uncached = less(self.uncached, hold.to_read, "uncached", self.pool)
         if hold.lengths is not None:
             demand = hold.demand
             self.mirror.decodes(demand.start, hold.occupied, hold.growth, demand.slots)
@@ -281,8 +222,8 @@ class PoolLedger:
         self._changed()
         demand = hold.demand
         if hold.prefilling:
-            self.prefill = less(self.prefill, demand.prefill, "prefill", self.pool)
-            self.uncached = less(self.uncached, hold.uncached, "uncached", self.pool)
+            self.prefill = less(self.prefill, hold.prefill, "prefill", self.pool)
+            self.uncached = less(self.uncached, hold.to_read, "uncached", self.pool)
         self.kv = less(self.kv, demand.kv, "kv", self.pool)
         self.worst = less(self.worst, demand.worst or demand.kv, "worst case", self.pool)
         self.slots = less(self.slots, demand.slots, "slots", self.pool)

@@ -15,7 +15,8 @@ from gateway.core.prefix import Prefixes
 from gateway.core.ttft import TtftModel
 
 if TYPE_CHECKING:
-    from gateway.core.ledger import Hold, PoolLedger
+    from gateway.core.hold import Hold
+    from gateway.core.ledger import PoolLedger
     from gateway.core.model import Demand, Grammar, Lead, RequestId
     from gateway.core.ttft import Prediction
 
@@ -65,17 +66,19 @@ class Pool:
             wait, rest = 0.0, self._rest(now) if self.ledger.holds else 0.0
         return self.ttft.predict(left, demand.prefill, wait, rest, timely=now == self.heard)
 
-    def reads(self, demand: Demand, left: int, now: float) -> Prediction:
-        """The same, and it is sent: what comes after it waits until it is read."""
+    def reads(self, demand: Demand, left: int, now: float, *, waits: bool = False) -> Prediction:
+        """The same, and it is sent: what comes after it waits until it is read; unless that `waits` for its
+        grammar, and nobody for it."""
         told = self.predict(demand, left, now)
-        self.read_by = max(self.read_by, now + told.likely)
+        if not waits:
+            self.read_by = max(self.read_by, now + told.likely)
         return told
 
     def reads_less(self, now: float) -> None:
         """A prompt is read, or gone: what is waited for is no more than what the others take, each alone.
         One that left at once, or that the server had in a cache nobody knew of, is not waited for."""
         holds = self.ledger.holds.values() if self.ledger.uncached else ()
-        told = (hold.prediction for hold in holds if hold.prefilling)
+        told = (hold.prediction for hold in holds if hold.prefilling and hold.compile_s is None)
         left_s = sum(self.ttft.alone_s(one) for one in told if one is not None)
         self.read_by = min(self.read_by, now + left_s)
 

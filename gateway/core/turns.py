@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.core.flows import Entry
-    from gateway.core.ledger import Hold
+    from gateway.core.hold import Hold
     from gateway.core.model import Demand, PoolId, QueueRule, Ticket, Transition
 
 COMES_BACK = frozenset({Code.QUEUE_FULL, Code.QUEUE_TIMEOUT, Code.DEADLINE_UNREACHABLE})

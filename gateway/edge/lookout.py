@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from gateway.core.books import Books
     from gateway.core.flows import Entry, Flow
-    from gateway.core.ledger import Hold, PoolLedger
+    from gateway.core.hold import Hold
+    from gateway.core.ledger import PoolLedger
     from gateway.core.model import PoolId, RequestId
     from gateway.core.pools import Pool
     from gateway.edge.backends import Backend, Fleet

@@ -72,6 +72,10 @@ class LocalCount(Protocol):
     def renders(self) -> bool:
         """Whether it has a template for chats."""
 
+    @property
+    def under_way(self) -> int:
+        """Bodies that are being counted elsewhere than on the loop, or wait for it."""
+
     async def count(self, request: Request, body_bytes: int, client: str) -> tuple[int, ...]:
         """Tokens of each prompt without media; Unavailable where it cannot say."""
 

@@ -371,7 +371,9 @@ class Lives(RuleBasedStateMachine):
             assert ledger.kv == sum(d.kv for d in held)
             assert ledger.slots == sum(d.slots for d in held)
             assert ledger.prefill == sum(
-                h.demand.prefill for h in ledger.holds.values() if h.prefilling
+                h.demand.prefill
+                for h in ledger.holds.values()
+                if h.prefilling and h.compile_s is None
             )
             assert ledger.kv == sum(kv for p, kv in self.reserved.values() if p == ledger.pool)
             assert ledger.worst == sum(d.worst or d.kv for d in held)

@@ -149,6 +149,28 @@ def test_a_fence_for_it_idles_nobody() -> None:
     assert "next" in desk.running
 
 
+def test_what_is_compiled_first_takes_no_turn_at_being_read() -> None:
+    desk = Desk(gpu0=PoolLimits(10_000, prefill_tokens=100, compile_s=10.0))
+    desk.ask("large", 2_000, grammar=LARGE)
+    desk.ask("whole", 90, grammar=LARGE, streamed=False)
+    desk.ask("plain", 90)
+    assert set(desk.running) == {"large", "whole", "plain"}
+    assert desk.prefill() == 90
+    assert desk.core.books.pools[GPU0].read_by < 1.0, "nor is it waited for"
+    desk.first_token("plain")
+    holds = desk.core.books.pools[GPU0].ledger.holds
+    assert holds[rid("whole")].prefilling, "though it came before"
+    desk.wait(9.2)
+    assert not holds[rid("whole")].prefilling
+    desk.ask("next", 2_000)
+    desk.ask("behind", 2_000)
+    assert desk.waiting == ["behind"], "what needs no compiling goes one by one"
+    desk.first_token("large")
+    desk.finish("large", "whole", "plain", "next")
+    desk.finish("behind")
+    assert desk.at_rest()
+
+
 def test_times_with_a_compilation_say_nothing_of_the_server(desk) -> None:
     desk.ask("one", grammar=LARGE)
     before = desk.core.books.pools[GPU0].prefill_rate

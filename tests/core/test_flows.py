@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.flows import Entry, Flow, longest, within_share
-from gateway.core.ledger import Hold, PoolLedger
+from gateway.core.hold import Hold
+from gateway.core.ledger import PoolLedger
 from gateway.core.model import Ask, ClientRule, Demand, PoolId, PoolLimits, QueueRule, Ticket
 from tests.core.desk import GPU0, GPU1, Desk, rid
 

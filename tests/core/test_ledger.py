@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.ledger import Hold, PoolLedger
+from gateway.core.hold import Hold
+from gateway.core.ledger import PoolLedger
 from gateway.core.model import Demand, LedgerView, PoolId, PoolLimits
 from gateway.core.sums import LedgerError
 from tests.core.desk import rid

@@ -13,10 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.edge.dialects import Invalid, pointers
+from gateway.edge.dialects import pointers
 from gateway.policy.bounds import Limits
-from gateway.tokens import Kind
-from tests.edge.rig import API_CHAT, CHAT, GENERATE, chat
 
 PUBLIC, ANY, DATA = Limits(), Limits(media="any"), Limits(media="data")
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 40).decode()
@@ -341,28 +339,33 @@ def four(draw: st.DrawFn) -> str:
     return text
 
 
+CARRIERS = st.sampled_from(
+    [
+        lambda inner: 0xFFFF << 32 | inner,  # mapped
+        lambda inner: inner,  # compatible
+        lambda inner: 0x64FF9B << 96 | inner,  # NAT64
+        lambda inner: 0x2002 << 112 | inner << 80,  # 6to4
+        lambda inner: 0x20010000 << 96 | inner,  # Teredo
+    ]
+)
+"""IPv6 addresses that mean an IPv4 one."""
+
+
 @st.composite
 def six(draw: st.DrawFn) -> str:
-    if draw(st.booleans()):
-        value = draw(PRIVATE_6)
-    else:
-        inner = int(draw(PRIVATE_4))
-        around = ((0xFFFF, 32), (0, 32), (0x64FF9B << 64, 32), (0x2002, 0), (0x20010000 << 64, 32))
-        at = draw(st.sampled_from(range(len(around))))
-        value = ipaddress.IPv6Address(
-            [
-                0xFFFF << 32 | inner,
-                inner,
-                0x64FF9B << 96 | inner,
-                0x2002 << 112 | inner << 80,
-                0x20010000 << 96 | inner,
-            ][at]
-        )
-    text = draw(st.sampled_from([value.compressed, value.exploded, value.compressed.upper()]))
+    carried = st.builds(
+        lambda carry, inner: ipaddress.IPv6Address(carry(int(inner))), CARRIERS, PRIVATE_4
+    )
+    value = draw(PRIVATE_6 | carried)
     tail = ipaddress.IPv4Address(int(value) & 0xFFFFFFFF)
-    if draw(st.booleans()) and text == value.exploded:
-        text = f"{text[:-9]}{tail}"
-    return f"[{text}{draw(st.sampled_from(['', '%25eth0', '%1']))}]"
+    spellings = (
+        value.compressed,
+        value.exploded,
+        value.exploded.upper(),
+        f"{value.exploded[:-9]}{tail}",
+    )
+    zone = draw(st.sampled_from(["", "%25eth0", "%1"]))
+    return f"[{draw(st.sampled_from(spellings))}{zone}]"
 
 
 FULL = str.maketrans(
@@ -429,7 +432,16 @@ def test_what_passes_is_the_same_host_to_pythons_parser_and_none_inside_to_the_c
     assert address.is_global
 
 
-NETS = ("1.0.0.0/8", "8.0.0.0/8", "11.0.0.0/8", "126.0.0.0/8", "128.0.0.0/8", "172.32.0.0/11", "223.0.0.0/8", "2606:4700::/32")
+NETS = (
+    "1.0.0.0/8",
+    "8.0.0.0/8",
+    "11.0.0.0/8",
+    "126.0.0.0/8",
+    "128.0.0.0/8",
+    "172.32.0.0/11",
+    "223.0.0.0/8",
+    "2606:4700::/32",
+)
 
 
 @given(st.sampled_from(NETS).flatmap(lambda net: st.ip_addresses(network=net)))
@@ -447,253 +459,6 @@ def test_the_length_of_what_is_sent_costs_nothing() -> None:
         f"http://{megabytes}",
         f"http://a.{'a.' * (1 << 20)}",
     ):
-        began = time.perf_counter()
+        began = time.thread_time()
         wrong(text)
-        assert time.perf_counter() - began < 0.1
-
-
-# ---- where they stand --------------------------------------------------------------------------
-
-BAD = "http://169.254.169.254/latest"
-USER = {"role": "user"}
-
-
-def said(*parts: Any) -> dict[str, Any]:
-    return {
-        "messages": [
-            {"role": "system", "content": "s"},
-            {**USER, "content": [{"type": "text", "text": BAD}, *parts]},
-        ]
-    }
-
-
-def shown(source: Any) -> dict[str, Any]:
-    return {"type": "image", "source": source}
-
-
-BY_URL = shown({"type": "url", "url": BAD})
-
-
-@pytest.mark.parametrize(
-    ("kind", "body", "where"),
-    [
-        *(
-            (Kind.CHAT, said({"type": kind, kind: value}), f"messages[1].content[1].{kind}{at}")
-            for kind in ("image_url", "video_url", "audio_url")
-            for value, at in (({"url": BAD}, ".url"), (BAD, ""))
-        ),
-        (
-            Kind.CHAT,
-            said({"type": "input_image", "image_url": BAD}),
-            "messages[1].content[1].image_url",
-        ),
-        (
-            Kind.CHAT,
-            said({"type": "odd", "image_url": {"url": BAD}}),
-            "messages[1].content[1].image_url.url",
-        ),
-        (Kind.CHAT, {**said({"image": BAD}), "input_ids": [1]}, "messages[1].content[1].image"),
-        (
-            Kind.CHAT,
-            {"messages": [{"role": "tool", "content": [{"image_url": BAD}]}]},
-            "messages[0].content[0].image_url",
-        ),
-        (
-            Kind.CHAT,
-            said({"type": "audio_url", "audio_url": {"url": PNG}}),
-            "messages[1].content[1].audio_url.url",
-        ),
-        (Kind.MESSAGES, said(BY_URL), "messages[1].content[1].source.url"),
-        (Kind.MESSAGES, said(shown({"url": BAD})), "messages[1].content[1].source.url"),
-        (
-            Kind.MESSAGES,
-            said({"type": "tool_result", "content": [BY_URL]}),
-            "messages[1].content[1].content[0].source.url",
-        ),
-        (
-            Kind.RESPONSES,
-            {"input": [{**USER, "content": [{"type": "input_image", "image_url": BAD}]}]},
-            "input[0].content[0].image_url",
-        ),
-        (
-            Kind.RESPONSES,
-            {"input": [{**USER, "content": [{"type": "input_image", "image_url": {"url": BAD}}]}]},
-            "input[0].content[0].image_url.url",
-        ),
-        (
-            Kind.RESPONSES,
-            {
-                "input": [
-                    {
-                        "type": "function_call_output",
-                        "output": [{"type": "input_image", "image_url": BAD}],
-                    }
-                ]
-            },
-            "input[0].output[0].image_url",
-        ),
-        (
-            Kind.RESPONSES,
-            {"input": [{"type": "computer_call_output", "output": {"image_url": BAD}}]},
-            "input[0].output.image_url",
-        ),
-        (Kind.GENERATE, {"text": "a", "image_data": BAD}, "image_data"),
-        (Kind.GENERATE, {"text": "a", "image_data": [PNG, BAD]}, "image_data[1]"),
-        (
-            Kind.GENERATE,
-            {"text": ["a"], "image_data": [[PNG, {"url": BAD}]]},
-            "image_data[0][1].url",
-        ),
-        (
-            Kind.GENERATE,
-            {"text": "a", "image_data": {"format": "x", "image": BAD}},
-            "image_data.image",
-        ),
-        (Kind.GENERATE, {"text": "a", "video_data": [[[BAD, PNG]]]}, "video_data[0][0][0]"),
-        (
-            Kind.GENERATE,
-            {"text": "a", "video_data": {"url": PNG, "audio": PNG}},
-            "video_data.audio",
-        ),
-        (Kind.GENERATE, {"text": "a", "audio_data": PNG}, "audio_data"),
-        (Kind.GENERATE, {"text": "a", "audio_data": [{"url": "voice.wav"}]}, "audio_data[0].url"),
-        (Kind.INPUT, {"input": [{"text": "a"}, {"image": BAD}]}, "input[1].image"),
-        (Kind.INPUT, {"input": [{"video": BAD}]}, "input[0].video"),
-        (
-            Kind.RERANK,
-            {"query": [{"type": "image_url", "image_url": {"url": BAD}}], "documents": ["a"]},
-            "query[0].image_url.url",
-        ),
-        (
-            Kind.RERANK,
-            {"query": "a", "documents": ["b", [{"video_url": BAD}]]},
-            "documents[1][0].video_url",
-        ),
-    ],
-)
-def test_every_place_is_looked_at_and_named(kind: Kind, body: dict[str, Any], where: str) -> None:
-    with pytest.raises(Invalid) as refused:
-        pointers.check(kind, body, PUBLIC)
-    assert str(refused.value).startswith(f"{where} is ")
-    assert refused.value.param == where.partition(".")[0].partition("[")[0]
-    assert "169.254" not in str(refused.value)  # a prompt's words reach no log
-
-
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        (Kind.CHAT, said({"type": "input_audio", "input_audio": {"data": PNG, "format": "wav"}})),
-        (
-            Kind.CHAT,
-            {
-                **said(),
-                "tools": [
-                    {"function": {"parameters": {"properties": {"image_url": {"url": BAD}}}}}
-                ],
-            },
-        ),
-        (
-            Kind.CHAT,
-            {
-                "messages": [
-                    {**USER, "content": BAD},
-                    {"role": "assistant", "tool_calls": [{"image_url": BAD}]},
-                ]
-            },
-        ),
-        (
-            Kind.MESSAGES,
-            said(
-                shown({"type": "base64", "data": PNG, "url": BAD}),
-                shown(BAD),
-                {"type": "text", "source": {"url": BAD}},
-            ),
-        ),
-        (
-            Kind.MESSAGES,
-            said(
-                {"type": "document", "source": {"type": "url", "url": BAD}},
-                {"type": "search_result", "source": BAD},
-            ),
-        ),
-        (
-            Kind.MESSAGES,
-            said(
-                {
-                    "type": "tool_use",
-                    "input": {"image_url": BAD, "type": "image", "source": {"url": BAD}},
-                }
-            ),
-        ),
-        (Kind.MESSAGES, said({"type": "tool_result", "content": BAD})),
-        (Kind.RESPONSES, {"input": BAD}),
-        (Kind.RESPONSES, {"input": [{"type": "function_call", "arguments": {"image_url": BAD}}]}),
-        (Kind.COMPLETION, {"prompt": BAD, "image_url": BAD}),
-        (
-            Kind.GENERATE,
-            {"text": BAD, "image_data": None, "video_data": [None], "audio_data": [[7, True, {}]]},
-        ),
-        (Kind.INPUT, {"input": [BAD]}),
-        (Kind.SCORE, {"query": BAD, "items": [BAD]}),
-        (Kind.RERANK, {"query": BAD, "documents": [BAD]}),
-        *(
-            (kind, {"messages": odd, "input": odd, "documents": odd, "query": odd})
-            for kind in Kind
-            for odd in (None, 7, {}, [None], [[{}]], [{"content": {}}])
-        ),
-    ],
-)
-def test_words_may_name_any_host(kind: Kind, body: dict[str, Any]) -> None:
-    pointers.check(kind, body, PUBLIC)
-
-
-# ---- through a gate ----------------------------------------------------------------------------
-
-
-def picture(url: str) -> dict[str, Any]:
-    return {**chat(max_tokens=5), **said({"type": "image_url", "image_url": {"url": url}})}
-
-
-async def test_the_engine_is_not_asked_and_the_client_is_told(rig) -> None:
-    for path, body in (
-        (CHAT, picture(BAD)),
-        (CHAT, picture("file:///etc/passwd")),
-        ("/v1/messages", {**chat(max_tokens=5), **said(BY_URL)}),
-        (GENERATE, {"text": "a", "audio_data": "/etc/passwd"}),
-    ):
-        got = await rig.post(path, body)
-        assert got.status == 400
-        assert "data:" in got.json()["error"]["message"]
-    assert rig.engine.seen == []
-    assert {record["code"] for record in rig.records} == {"invalid_request"}
-
-
-async def test_pictures_inside_are_for_those_whom_the_policy_lets(start) -> None:
-    async with start(
-        {"limits": {"media_hosts": "169.254.169.254"}},
-        model_type="qwen2_5_vl",
-        pool=60_000,
-        context=50_000,
-    ) as rig:
-        assert (await rig.post(CHAT, picture(BAD))).status == 200
-        assert (await rig.post(CHAT, picture("http://127.0.0.1/"))).status == 400
-        sent = rig.engine.seen[0].body["messages"][1]["content"][1]
-        assert sent["image_url"]["url"] == BAD
-
-
-async def test_while_admission_is_off_nothing_is_looked_into(start) -> None:
-    async with start({"admission": "off"}) as rig:
-        assert (await rig.post(CHAT, picture(BAD))).status == 200
-        assert len(rig.engine.seen) == 1
-
-
-async def test_pictures_of_ollamas_are_always_sent_themselves(rig) -> None:
-    """What is no address becomes a data URL: `/etc/passwd` is a broken picture, and no file."""
-    turn = {**USER, "content": "a", "images": ["/etc/passwd"]}
-    await rig.post(
-        API_CHAT,
-        {"model": "tiny", "messages": [turn], "stream": False, "options": {"num_predict": 5}},
-    )
-    for seen in rig.engine.seen:
-        (part, _) = seen.body["messages"][0]["content"]
-        assert part["image_url"]["url"].startswith("data:")
+        assert time.thread_time() - began < 0.1

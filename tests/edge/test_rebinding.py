@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from gateway.page.guard import own_names_only
+from gateway.policy.hosts import on_loopback
 from tests.edge.rig import API_CHAT, CHAT, chat
 from tests.edge.test_callers import key, keyed
 
@@ -65,8 +67,6 @@ async def test_every_name_of_this_machine_and_no_name_is_answered(rig) -> None:
     for host in OURS:
         assert (await asked(rig, "/status", host))[0] == 200, host
     port = int(rig.app.control_url.rpartition(":")[2])
-    import asyncio
-
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
     assert (await reader.read()).startswith(b"HTTP/1.0 200")
@@ -134,8 +134,6 @@ class Came:
     ],
 )
 def test_only_what_comes_to_loopback_is_looked_at(name: Any, near: bool) -> None:
-    from gateway.policy.hosts import on_loopback
-
     assert on_loopback(Came(name)) is near  # type: ignore[arg-type]
     assert on_loopback(None) is False
 
@@ -172,7 +170,6 @@ async def test_a_rebound_page_is_refused_in_words(rig, path: str) -> None:
     ],
 )
 async def test_what_is_no_rebound_page_is_served(rig, headers: dict[str, str]) -> None:
-    rig.handled += 0
     assert (await rig.post(CHAT, chat(max_tokens=5), headers=headers)).status == 200
 
 

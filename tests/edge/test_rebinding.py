@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gateway.page.guard import own_names_only
 from gateway.policy.hosts import on_loopback
-from tests.edge.rig import API_CHAT, CHAT, chat
+from tests.edge.rig import API_CHAT, CHAT, chat, written
 from tests.edge.test_callers import key, keyed
 
 if TYPE_CHECKING:
@@ -79,6 +79,14 @@ async def test_names_that_the_policy_lists_are_answered_and_no_others(start) -> 
             assert (await asked(rig, "/status", host))[0] == 200, host
         for host in (EVIL, "x.gpu.example", "ops.example"):
             assert (await asked(rig, "/status", host))[0] == 403, host
+
+
+async def test_who_lists_a_name_need_not_start_anew(rig, tmp_path: Path) -> None:
+    assert (await asked(rig, "/status", "gpu.example"))[0] == 403
+    written(tmp_path, rig.engine.url, {"control_hosts": "gpu.example", "limits": {"media": "data"}})
+    answer = (await rig.control("/reload", "POST")).json()
+    assert (answer["changed"], answer["needs_restart"]) == (["limits.media", "control_hosts"], [])
+    assert (await asked(rig, "/status", "gpu.example"))[0] == 200
 
 
 @asynccontextmanager

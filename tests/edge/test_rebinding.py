@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from gateway.edge.cors import Cors
 from gateway.page.guard import own_names_only
 from gateway.policy.hosts import on_loopback
 from tests.edge.rig import API_CHAT, CHAT, chat, written
@@ -179,6 +181,14 @@ async def test_a_rebound_page_is_refused_in_words(rig, path: str) -> None:
 )
 async def test_what_is_no_rebound_page_is_served(rig, headers: dict[str, str]) -> None:
     assert (await rig.post(CHAT, chat(max_tokens=5), headers=headers)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("came", "refused"), [("127.0.0.1", True), ("::1", True), ("10.1.2.3", False)]
+)
+def test_names_of_a_gate_that_a_network_reaches_are_the_networks(came: str, refused: bool) -> None:
+    asked = SimpleNamespace(headers=of(EVIL), transport=Came((came, 8080)))
+    assert (Cors((), keyed=False).rebound(asked) is not None) is refused  # type: ignore[arg-type]
 
 
 async def test_a_page_that_the_policy_lists_is_served(start) -> None:

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gateway.edge.dialects import Invalid
 from gateway.policy import hosts
+from gateway.policy.problems import dotted
 from gateway.tokens import Kind
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ _MAGIC: Final = (
 
 _KEYS: Final = ("image_url", "video_url", "audio_url", "image", "video", "audio")
 """Of a part of a message."""
+_ANY_KEY: Final = frozenset(_KEYS)
 
 _INNER: Final = ("url", "image", "video", "audio", "data", "path")
 """Of an object that stands where a text may stand."""
@@ -73,10 +75,13 @@ _LISTS: Final = ("image_data", "video_data", "audio_data")
 _END: Final = re.compile(r"[/?#]")
 
 
-class Pointer(NamedTuple):
-    """One text that the engine opens. `where` is its place in the body."""
+Where = tuple[str | int, ...]
 
-    where: str
+
+class Pointer(NamedTuple):
+    """One text that the engine opens. `where` is its place in the body: keys and numbers."""
+
+    where: Where
     text: str
     sound: bool
 
@@ -86,9 +91,8 @@ def check(kind: Kind, body: Body, limits: Limits) -> None:
     finder = _FINDERS.get(kind)
     for pointer in finder(body) if finder is not None else ():
         if (wrong := fault(pointer.text, limits, sound=pointer.sound)) is not None:
-            field = re.split(r"[.\[]", pointer.where, maxsplit=1)[0]
-            msg = f"{pointer.where} {wrong}"
-            raise Invalid(msg, field)
+            msg = f"{dotted(pointer.where)} {wrong}"
+            raise Invalid(msg, str(pointer.where[0]))
 
 
 def fault(text: str, limits: Limits, *, sound: bool = False) -> str | None:
@@ -150,33 +154,32 @@ def _is_base64(text: str) -> bool:
 # ---- where they stand --------------------------------------------------------------------------
 
 
-def _under(value: object, where: str, *, sound: bool) -> Iterator[Pointer]:
+def _under(value: object, where: Where, *, sound: bool) -> Iterator[Pointer]:
     """Every text in what may be a text, an object, or lists of them, however deep."""
-    stack: list[tuple[object, str, bool]] = [(value, where, sound)]
+    stack: list[tuple[object, Where, bool]] = [(value, where, sound)]
     while stack:
         item, at, heard = stack.pop()
         if isinstance(item, str):
             yield Pointer(at, item, heard)
         elif isinstance(item, list):
-            stack.extend((one, f"{at}[{i}]", heard) for i, one in enumerate(item))
+            stack.extend((one, (*at, i), heard) for i, one in enumerate(item))
         elif isinstance(item, dict):
             stack.extend(
-                (item[key], f"{at}.{key}", heard or key in _SOUND) for key in _INNER if key in item
+                (item[key], (*at, key), heard or key in _SOUND) for key in _INNER if key in item
             )
 
 
-def _part(part: object, where: str) -> Iterator[Pointer]:
-    if not isinstance(part, dict):
-        return
-    for key in _KEYS:
-        if (value := part.get(key)) is not None:
-            yield from _under(value, f"{where}.{key}", sound=key in _SOUND)
+def _part(part: object, *where: str | int) -> Iterator[Pointer]:
+    if isinstance(part, dict) and not _ANY_KEY.isdisjoint(part):
+        for key in _KEYS:
+            if (value := part.get(key)) is not None:
+                yield from _under(value, (*where, key), sound=key in _SOUND)
 
 
-def _parts(content: object, where: str) -> Iterator[Pointer]:
-    if isinstance(content, list):
-        for i, part in enumerate(content):
-            yield from _part(part, f"{where}[{i}]")
+def _parts(content: object, *where: str | int) -> Iterator[Pointer]:
+    for i, part in _dicts(content):
+        if not _ANY_KEY.isdisjoint(part):  # most are texts
+            yield from _part(part, *where, i)
 
 
 def _dicts(values: object) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -186,39 +189,47 @@ def _dicts(values: object) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield i, one
 
 
+def _listed(items: object, field: str) -> Iterator[tuple[int, list[Any]]]:
+    """Those of `items` that have a list of parts, and most have a text."""
+    for i, item in _dicts(items):
+        content = item.get(field)
+        if isinstance(content, list):
+            yield i, content
+
+
 def _chat(body: Body) -> Iterator[Pointer]:
-    for i, message in _dicts(body.get("messages")):
-        yield from _parts(message.get("content"), f"messages[{i}].content")
+    for i, content in _listed(body.get("messages"), "content"):
+        yield from _parts(content, "messages", i, "content")
 
 
 def _messages(body: Body) -> Iterator[Pointer]:
-    for i, message in _dicts(body.get("messages")):
-        where = f"messages[{i}].content"
-        for j, block in _dicts(message.get("content")):
-            yield from _source(block, f"{where}[{j}]")
-            if block.get("type") == "tool_result":
-                for k, inner in _dicts(block.get("content")):
-                    yield from _source(inner, f"{where}[{j}].content[{k}]")
+    for i, content in _listed(body.get("messages"), "content"):
+        for j, block in _dicts(content):
+            yield from _source(block, "messages", i, "content", j)
+        for j, inner in _listed(content, "content"):
+            if content[j].get("type") == "tool_result":
+                for k, block in _dicts(inner):
+                    yield from _source(block, "messages", i, "content", j, "content", k)
 
 
-def _source(block: Mapping[str, Any], where: str) -> Iterator[Pointer]:
+def _source(block: Mapping[str, Any], *where: str | int) -> Iterator[Pointer]:
     source = block.get("source") if block.get("type") == "image" else None
     if isinstance(source, dict) and source.get("type") != "base64":
-        yield from _under(source.get("url"), f"{where}.source.url", sound=False)
+        yield from _under(source.get("url"), (*where, "source", "url"), sound=False)
 
 
 def _responses(body: Body) -> Iterator[Pointer]:
     for i, item in _dicts(body.get("input")):
-        where = f"input[{i}]"
-        yield from _part(item, where)
+        yield from _part(item, "input", i)
         for field in ("content", "output"):
-            yield from _parts(item.get(field), f"{where}.{field}")
-            yield from _part(item.get(field), f"{where}.{field}")
+            if not isinstance(inner := item.get(field), str):
+                yield from _parts(inner, "input", i, field)
+                yield from _part(inner, "input", i, field)
 
 
 def _generate(body: Body) -> Iterator[Pointer]:
     for field in _LISTS:
-        yield from _under(body.get(field), field, sound=field in _SOUND)
+        yield from _under(body.get(field), (field,), sound=field in _SOUND)
 
 
 def _input(body: Body) -> Iterator[Pointer]:
@@ -229,7 +240,8 @@ def _rerank(body: Body) -> Iterator[Pointer]:
     yield from _parts(body.get("query"), "query")
     documents = body.get("documents")
     for i, document in enumerate(documents if isinstance(documents, list) else ()):
-        yield from _parts(document, f"documents[{i}]")
+        if not isinstance(document, str):
+            yield from _parts(document, "documents", i)
 
 
 _FINDERS: Final[Mapping[Kind, Callable[[Body], Iterator[Pointer]]]] = {

@@ -17,7 +17,7 @@ from aiohttp import web
 from gateway.observe.minutes import DAY
 from gateway.page.events import Events
 from gateway.page.files import Files
-from gateway.page.guard import own_site_only
+from gateway.page.guard import own_names_only, own_site_only
 from gateway.page.now import now
 from gateway.page.trend import Trend
 from gateway.tasks import spawn
@@ -84,7 +84,7 @@ class ControlPlane:
 
     def app(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(middlewares=[own_site_only])
+        app = web.Application(middlewares=[own_names_only(self._reload.hosts), own_site_only])
         app.router.add_get("/", self._files.index)
         app.router.add_get("/page/{name}", self._files.beside)
         app.router.add_get("/events", self._events.handle)

@@ -90,6 +90,10 @@ class Reload:
         """The policy file, where there is one."""
         return None if self._source is None else self._source.file
 
+    def hosts(self) -> tuple[str, ...]:
+        """Names by which the control plane may be called, see `page.guard`."""
+        return self._policy.control_hosts
+
     def status(self) -> dict[str, Any]:
         """The `policy` of /status."""
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.edge.dialects import Invalid
+from gateway.edge.dialects import Invalid, pointers
 
 if TYPE_CHECKING:
     from gateway.edge.dialects import Body, Dialect, Intent
@@ -28,6 +28,7 @@ def intent(dialect: Dialect, body: Body, limits: Limits) -> Intent:
             f"{limits.max_prompts}"
         )
         raise Invalid(msg)
+    pointers.check(read.kind, read.put(body), limits)
     return read
 
 

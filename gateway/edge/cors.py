@@ -6,6 +6,11 @@ is written. The engine's own are never passed on (see `relay`): SGLang allows ev
 connection too many, or sends a head that cannot be read, is answered without them: from which page that
 came is not known, and what a browser asks first would be refused with it.
 
+A page whose own name was made to mean this machine (DNS rebinding) is of the gate's own origin to the browser,
+which then shows it everything. Where one may call without a key and the gate is reached on loopback, such a page is
+refused: the origin it comes from is the very host that it asks, and that host is no name of this machine. Only a
+browser says an origin; what says none is not looked at.
+
 Allowed is never to send credentials of the browser's: the gate knows no cookies, and a key that a page
 sends it has got from whoever reads it.
 """
@@ -14,11 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
 from gateway.edge import ids, routes
+from gateway.policy import hosts
 from gateway.policy.origins import EVERY
 
 if TYPE_CHECKING:
@@ -75,8 +82,10 @@ def asked(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> 
 class Cors:
     """The pages that a policy allows."""
 
-    def __init__(self, origins: Collection[str]) -> None:
+    def __init__(self, origins: Collection[str], *, keyed: bool = True) -> None:
+        """`keyed`: whether all clients have keys, which no page of a stranger knows."""
         self._origins = frozenset(origins)
+        self._keyed = keyed
         self._told: Mapping[str, str] = {f"{PREFIX}expose-headers": ", ".join(EXPOSED)}
 
     def meet(self, request: web.BaseRequest) -> None:
@@ -117,10 +126,31 @@ class Cors:
             f"{why}; to let this web page call, list its origin in the policy's `cors`, which {now}"
         )
 
+    def rebound(self, request: web.BaseRequest) -> str | None:
+        """Why a page may not ask, where it is one whose name was made to mean this machine; else None."""
+        origin = request.headers.get("origin")
+        if origin is None or self._keyed or self._allowed(origin) is not None:
+            return None
+        asked = request.headers.get("host", "").lower()
+        if origin.lower().partition("://")[2] != asked or not hosts.on_loopback(request.transport):
+            return None
+        try:
+            ours = hosts.is_here(hosts.split(asked)[0], socket.gethostname())
+        except hosts.NoHost:
+            ours = False
+        return None if ours else _REBOUND
+
     def _allowed(self, origin: str) -> str | None:
         if EVERY in self._origins:
             return EVERY
         return origin if origin in self._origins else None
+
+
+_REBOUND: Final = (
+    "this web page asks the gate by the page's own name, which is not one of this machine, and one may call here "
+    "without a key: so does a stranger's page that made its name mean 127.0.0.1. To let it call, list its origin in the policy's "
+    "`cors`, or give clients keys"
+)
 
 
 def _is_preflight(request: web.BaseRequest) -> bool:

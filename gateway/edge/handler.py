@@ -34,6 +34,7 @@ from gateway.edge.trip import Trip
 from gateway.edge.underway import UnderWay
 from gateway.edge.work import Work, at_rest
 from gateway.gate import Shed
+from gateway.policy.checks import all_keyed
 from gateway.tokens import Kind
 from gateway.upstream.errors import Failure, UpstreamError
 from gateway.upstream.sse import Verdict
@@ -89,22 +90,28 @@ class DataPlane:
         self._callers = callers
         self._deaths = deaths
         self._journal = journal
-        self._cors = Cors(policy.cors)
+        self._cors = Cors(policy.cors, keyed=all_keyed(policy.clients))
         self._retries = Retries(policy, gate, deaths.failures)
         self.under_way = UnderWay()
 
     def adopt(self, policy: Policy, callers: Callers) -> None:
         """Another policy, from the next request on; see `reload`."""
-        self._policy, self._callers, self._cors = policy, callers, Cors(policy.cors)
+        self._policy, self._callers = policy, callers
+        self._cors = Cors(policy.cors, keyed=all_keyed(policy.clients))
         self._retries.adopt(policy)
 
     def handle(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Answer one request. Raises nothing but cancellation. A coroutine less for those that wait."""
         self._cors.meet(request)
+        if (why := self._cors.rebound(request)) is not None:
+            return self._stranger(request, why)
         route = routes.find(request.method, request.rel_url.raw_path)
         if route is None or isinstance(route, routes.Quick):
             return self._quick(request, route)
         return self._generate(request, route)
+
+    async def _stranger(self, request: web.BaseRequest, why: str) -> web.Response:
+        return models.plain(Refusal(Code.FORBIDDEN, why), routes.voice(request.rel_url.raw_path))
 
     async def _quick(
         self, request: web.BaseRequest, route: routes.Quick | None

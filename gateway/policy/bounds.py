@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from gateway.policy.hosts import Hosts  # noqa: TC001 - pydantic reads it
 from gateway.policy.section import Section
-from gateway.policy.types import Count, CountOrOff, Seconds  # noqa: TC001 - pydantic reads them
+from gateway.policy.types import Count, CountOrOff, Seconds, bad
 
 
 class Queue(Section):
@@ -66,6 +71,18 @@ class Limits(Section):
     """Prompts in one request (completions and /generate take lists). Default 1,024: batch scripts
     send hundreds; each prompt is charged in full, so the pool refuses sooner."""
 
+    media: Literal["public", "any", "data"] = "public"
+    """Which addresses of pictures, videos and sounds are passed on, for the server to fetch them from where it
+    stands. public, the default: those whose host is one of the open internet by its letters (names are not
+    resolved, and a server follows redirects wherever they lead); any: all of http and https; data: none, the thing
+    itself must be sent. Files of the server's own are never opened. Default public: a prompt that names
+    169.254.169.254 reads the machine's cloud keys, and one that names localhost the engine's own pages."""
+
+    media_hosts: Hosts = ()
+    """Hosts whose addresses are passed on in any case: a name, *.name or an address, with :PORT or for every
+    port. For pictures that lie inside; with `media: data` these are the only ones. Default none: which hosts
+    may be read by whoever may ask is not for us to guess."""
+
     connect_s: Seconds = 5.0
     """Longest wait for a TCP connection to the server, seconds. Default 5: a listening server
     accepts in milliseconds even while its scheduler is busy; two lost SYNs fit (they are sent again after 1 and 3 s)."""
@@ -93,6 +110,15 @@ class Limits(Section):
     that it is gone, seconds. Default 15: SGLang notices a closed connection at polls 4 s apart
     (10 s where SGLANG_REQUEST_STATE_WAIT_TIMEOUT is raised so) and finishes its step first; 2.0 to
     3.3 s were measured."""
+
+    @model_validator(mode="after")
+    def _some_hosts(self) -> Self:
+        if self.media == "any" and self.media_hosts:
+            raise bad(
+                "has media_hosts beside `media: any`, which passes every host",
+                "write `media: data` to pass these alone, `public` to pass them as well, or leave the list out",
+            )
+        return self
 
 
 class Caps(Section):

@@ -193,6 +193,12 @@ def keyed(clients: Iterable[Client]) -> bool:
     return any(client.key_env or client.key_file or client.key_sha256 for client in clients)
 
 
+def all_keyed(clients: Sequence[Client]) -> bool:
+    """Whether nobody is let in by anything but a key: an address is the same for all pages on a machine, and a
+    page may send any header to the origin that it is of."""
+    return bool(clients) and all(keyed((client,)) for client in clients)
+
+
 def aliases(models: Mapping[str, Sequence[str]]) -> list[Finding]:
     """Aliases of aliases, since one step is all there is, and models that stand in a list twice."""
     found = []

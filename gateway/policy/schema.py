@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from gateway.policy import checks
 from gateway.policy.bounds import Caps, Limits, Queue
 from gateway.policy.callers import Client, HeaderMatch, Quota
+from gateway.policy.hosts import Names  # noqa: TC001 - pydantic reads it
 from gateway.policy.leases import Leases
 from gateway.policy.origins import Origins  # noqa: TC001 - pydantic reads it
 from gateway.policy.routing import RouteRule
@@ -267,6 +268,11 @@ class Policy(Section):
     """HOST:PORT of the control plane (page, status, metrics, probes, drain). Default loopback: it
     has no keys, and whoever reaches it may drain the gate. KVGATE_CONTROL and --control
     override."""
+
+    control_hosts: Names = ()
+    """Names beside localhost, addresses and this machine's own by which browsers and others call a control plane
+    on loopback (a proxy before it that keeps the name it was called by). Default none: a name of a stranger's may
+    be made to mean 127.0.0.1, so that a page of his reads /status (DNS rebinding). Looked at on loopback only."""
 
     allow_open: bool = False
     """Listen beyond loopback although no client has a key. Default false: being open should be a

@@ -72,23 +72,8 @@ def read(kind: Kind, body: Mapping[str, Any], conversion: Conversion | None = No
         request = replace(_chat(made), rough=thinks_back(body))
     else:
         request = _READERS[kind](body)
-    if any(_is_path(item.source) for item in request.media):
-        raise CountRefused(_NO_FILES)
     named = _named_ids(body)
     return replace(request, largest_id=named) if named > request.largest_id else request
-
-
-_NO_FILES = (
-    "Images, sounds and videos come as a data URL, as base64 or from an http address; files of the "
-    "server's own are not read here."
-)
-_FROM_ELSEWHERE = ("data:", "http:", "https:")
-
-
-def _is_path(source: str) -> bool:
-    """Whether the engine would open it on its own disk. A name has a dot before its ending, base64 none."""
-    start = source[:4096].lower()
-    return not start.startswith(_FROM_ELSEWHERE) and (start.startswith("file:") or "." in start)
 
 
 _NAMED = ("stop_token_ids", "token_ids_logprob", "label_token_ids")

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from gateway.edge import ids
 from gateway.observe.metrics import CONTENT_TYPE
-from gateway.page.guard import own_site_only
+from gateway.page.guard import own_names_only, own_site_only
 from gateway.tasks import spawn
 from gateway.version import VERSION
 from gateway.workers import exposition, sums
@@ -50,7 +50,7 @@ class Front:
 
     def app(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(middlewares=[own_site_only])
+        app = web.Application(middlewares=[own_names_only(self._reload.hosts), own_site_only])
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/status", self._status)

@@ -135,7 +135,7 @@ policy not usable, 20 mistakes:
   p.yaml:14: clients[3] = 7: must be a mapping; write indented lines NAME: VALUE below it
   p.yaml:15: limits = a list of 0: must be a mapping; write indented lines NAME: VALUE below it
   p.yaml:16: observe.log_level = 'loud': must be 'debug', 'info', 'warning' or 'error'; write one of these
-  p.yaml:17: flavour = 'blue': is not a known key; known keys here: backends, clients, models, routes, queue, limits, caps, observe, reservation, state, leases, admission, workers, listen, tls, cors, control, allow_open, drain_s\
+  p.yaml:17: flavour = 'blue': is not a known key; known keys here: backends, clients, models, routes, queue, limits, caps, observe, reservation, state, leases, admission, workers, listen, tls, cors, control, control_hosts, allow_open, drain_s\
 """
 
 

@@ -380,37 +380,6 @@ def picture(url: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        (Kind.CHAT, picture("file:///etc/hosts")),
-        (Kind.CHAT, picture("FILE:/x")),
-        (Kind.CHAT, picture("/srv/private/face.png")),
-        (Kind.CHAT, picture("../face.jpeg")),
-        (Kind.GENERATE, {"text": "a", "image_data": ["/srv/a.png"]}),
-        (Kind.GENERATE, {"text": "a", "audio_data": {"url": "voice.wav"}}),
-        (Kind.INPUT, {"input": [{"text": "a", "image": "/srv/a.webp"}]}),
-        (
-            Kind.MESSAGES,
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "image", "source": {"type": "url", "url": "file:///a.png"}}
-                        ],
-                    }
-                ]
-            },
-        ),
-    ],
-)
-async def test_files_on_the_servers_disk_are_nobodys_pictures(kind, body):
-    """The engine opens what is no address and no base64 as a path of its own."""
-    with pytest.raises(CountRefused, match="files of the server"):
-        await count(Counter(), kind, body)
-
-
-@pytest.mark.parametrize(
     "url",
     ["data:image/png;base64,iVBORw0KGgo=", "/9j/4AAQSkZJRgABAQAAAQ==", "https://example.org/a.png"],
 )

@@ -177,6 +177,14 @@ async def test_another_sites_page_may_change_nothing(tmp_path) -> None:
         assert [ask for worker in two.workers for ask in worker.asked] == []
 
 
+async def test_a_page_that_made_its_name_mean_this_machine_reads_nothing(tmp_path) -> None:
+    async with front(tmp_path) as two:
+        for path in ("/status", "/", "/metrics", "/healthz"):
+            assert (await two.ask(path, host="evil.example"))[0] == 403
+        assert [ask for worker in two.workers for ask in worker.asked] == []
+        assert (await two.ask("/healthz", host="localhost"))[0] == 200
+
+
 async def test_what_is_one_workers_is_asked_of_the_one_that_was_chosen(tmp_path) -> None:
     async with front(tmp_path) as two:
         two.workers[1].answers["/history"] = (200, {"minutes": 3})

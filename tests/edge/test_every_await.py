@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -355,7 +356,20 @@ class Bounded(Situation):
     path, body = TEXT, {"prompt": "w " * 600_000, "max_tokens": 3}
 
 
+class AnAdapterNobodyLists(Situation):
+    """The server is asked whether it has got one meanwhile."""
+
+    body = chat(max_tokens=3, model="tiny:poems")
+
+    async def before(self, rig) -> None:
+        await super().before(rig)
+        server = rig.app.fleet.backends["gpu0"]
+        server.facts = replace(server.facts, takes_adapters=True)
+        rig.app.data._lobby.names._read_at.clear()
+
+
 SITUATIONS = [
+    AnAdapterNobodyLists,
     OnAFreshConnection,
     CountedOnAFreshConnection,
     EventByEvent,

@@ -189,3 +189,26 @@ async def test_a_client_that_has_gone_by_then_is_not_written_to(start) -> None:
         drained = await rig.stop()
         assert drained.cut == 0
         assert [record["outcome"] for record in rig.records] == ["cancelled"]
+
+
+async def test_from_then_on_each_answer_is_the_last_on_its_connection(start) -> None:
+    """Who keeps its connection would be refused here for as long as anything runs, while another gate
+    behind the same address answers."""
+    async with start(quiet=False) as rig:
+        rig.engine.default = Behaviour(tokens=9, hold=(held := asyncio.Event()), hold_at=2)
+        async with rig.socket() as runs, rig.socket() as kept:
+            await runs.send(request(TEXT, BODIES[TEXT] | {"stream": True}))
+            await rig.engine.arrived()
+            await kept.send(request("/v1/nothing", {}))
+            status, headers = await kept.head()
+            assert (status, headers.get("connection")) == (404, None), "so far it is kept"
+            await kept.reader.readexactly(int(headers["content-length"]))
+            assert (await rig.control("/drain", "POST")).status == 200
+            await kept.send(request(TEXT, BODIES[TEXT]))
+            status, headers = await kept.head()
+            assert (status, headers.get("connection")) == (503, "close")
+            async with asyncio.timeout(1):
+                assert b"draining" in await kept.reader.read(), "and it ends"
+            held.set()
+            async with asyncio.timeout(5):
+                assert b"[DONE]" in await runs.reader.read(), "what ran is whole, and ends as well"

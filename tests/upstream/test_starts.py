@@ -48,7 +48,9 @@ async def test_who_comes_back_was_never_replaced(servers: int, version: str) -> 
         assert watch.snapshot().state is Life.READY
         before = len(told.down)
         await asyncio.sleep(60)
-        assert len(told.down) == before, "loads of another of them are no sign of a restart any more"
+        assert len(told.down) == before, (
+            "loads of another of them are no sign of a restart any more"
+        )
 
 
 async def test_a_server_that_is_restarted_again_and_again_is_one() -> None:

@@ -62,8 +62,15 @@ async def serve(
         return REFUSED
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, stop.set)
+
+    def interrupted() -> None:
+        """Ctrl-C; once more by who does not want to wait. SIGTERM is sent twice by programs, not people."""
+        if stop.is_set():
+            app.draining.hurry()
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, interrupted)
     loop.add_signal_handler(
         signal.SIGHUP, lambda: spawn(app.reload.now("SIGHUP"), "reload on SIGHUP")
     )

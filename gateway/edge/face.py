@@ -360,7 +360,9 @@ class _Talk(RequestHandler):
             return replies.coded()
         words = "the request is not well-formed HTTP/1.1"
         if isinstance(exc, BadHttpMethod):
-            words += ": it does not begin with a method of HTTP, as TLS, HTTP/2 or the PROXY protocol"
+            words += (
+                ": it does not begin with a method of HTTP, as TLS, HTTP/2 or the PROXY protocol"
+            )
         return replies.invalid(words)
 
 

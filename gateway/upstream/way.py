@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,10 @@ if TYPE_CHECKING:
     import ssl as ssl_module
     from collections.abc import Callable, Sequence
 
-ONE_S = 1.0
+ONE_S, ONE_TLS_S = 1.0, 2.5
 """For one address where there are others: a machine that is there answers in milliseconds, however busy, and
-a first packet that was lost is sent again after a second."""
+a first packet that was lost is sent again after a second. With TLS its program must answer as well; half of
+what there is for a connection."""
 
 Address = tuple[Any, ...]
 Found = tuple[int, int, int, str, Address]
@@ -34,37 +34,31 @@ class Way:
 
     def __init__(self, host: str, port: int, ssl: ssl_module.SSLContext | None) -> None:
         self._host, self._port, self._ssl = host, port, ssl
+        self._one_s = ONE_S if ssl is None else ONE_TLS_S
         self._last: Address | None = None
         self._written = _written(host, port)
 
     async def connect(self, make: Callable[[], asyncio.BaseProtocol]) -> None:
         """A connection for the protocol that `make` makes. Raises OSError; the caller bounds the time."""
         loop = asyncio.get_running_loop()
-        sock = await self._reach(loop)
-        try:
-            name = None if self._ssl is None else self._host
-            await loop.create_connection(make, sock=sock, ssl=self._ssl, server_hostname=name)
-        except BaseException:
-            sock.close()
-            raise
-
-    async def _reach(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
         found = self._written or await loop.getaddrinfo(
             self._host, self._port, type=socket.SOCK_STREAM
         )
-        families: dict[Address, int] = {address: family for family, _, _, _, address in found}
+        ordered = self._ordered([address for *_, address in found])
+        name = None if self._ssl is None else self._host
         failed: list[OSError] = []
-        ordered = self._ordered(list(families))
         for address in ordered:
-            limit = None if address is ordered[-1] else ONE_S
+            limit = None if address is ordered[-1] else self._one_s
             try:
                 async with asyncio.timeout(limit):
-                    sock = await _connected(loop, families[address], address)
+                    await loop.create_connection(
+                        make, address[0], address[1], ssl=self._ssl, server_hostname=name
+                    )
             except OSError as error:  # of which a timeout is one
                 failed.append(error)
             else:
                 self._last = address
-                return sock
+                return
         raise _worst(failed)
 
     def _ordered(self, addresses: list[Address]) -> list[Address]:
@@ -79,26 +73,6 @@ def _written(host: str, port: int) -> Sequence[Found]:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except socket.gaierror:
         return ()
-
-
-async def _connected(
-    loop: asyncio.AbstractEventLoop, family: int, address: Address
-) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(0)
-        await loop.sock_connect(sock, address)
-    except OSError as error:
-        sock.close()
-        if error.errno is None:
-            raise
-        raise OSError(
-            error.errno, os.strerror(error.errno)
-        ) from None  # loops have words of their own
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _worst(failed: list[OSError]) -> OSError:

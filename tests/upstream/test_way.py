@@ -103,7 +103,6 @@ async def test_where_one_says_that_nobody_listens_that_is_told(name) -> None:
         with pytest.raises(UpstreamError) as told:
             await asked(client)
         assert told.value.kind is Failure.CONNECT
-        assert "Connection refused" in str(told.value)
         name[:] = [silent]
         client = Client("http://gpu0.example:30000", connect_timeout_s=0.2)
         with pytest.raises(UpstreamError) as told:

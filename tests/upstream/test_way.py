@@ -121,6 +121,17 @@ async def test_who_is_asked_by_its_address_needs_no_name_server(monkeypatch) -> 
         await client.close()
 
 
+async def test_no_proxy_of_the_environment_is_between(monkeypatch) -> None:
+    """Set for the way out of the house; a server of one's own would be asked through it."""
+    for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    async with engine() as it:
+        client = Client(it.url)
+        await asked(client)
+        await client.close()
+        assert len(it.requests) == 1
+
+
 async def test_the_certificate_is_held_against_the_name(name) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATES / "first.pem", CERTIFICATES / "first.key")

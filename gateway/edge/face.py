@@ -160,6 +160,12 @@ def rest(request: web.BaseRequest) -> None:
         talk.rest(request)
 
 
+def goes_down(request: web.BaseRequest) -> bool:
+    """Whether the gate that is asked goes down."""
+    talk = request.protocol
+    return isinstance(talk, _Talk) and talk.goes_down
+
+
 def _left_of(data: bytes, message: object, body: StreamReader) -> int | None:
     """How many bytes of a request are still to come whose head began with `data` and was read; None
     where that cannot be told for certain, or where more than it has come."""
@@ -268,7 +274,7 @@ class _Talk(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        if isinstance(self._manager, Face) and self._manager.leaving():
+        if self.goes_down:
             resp.force_close()  # says so in its head where that is not out yet
         return await super().finish_response(request, resp, start_time)
 
@@ -276,6 +282,11 @@ class _Talk(RequestHandler):
         if isinstance(self._manager, Face):
             self._manager.refused.discard(self)
         super().connection_lost(exc)
+
+    @property
+    def goes_down(self) -> bool:
+        """Whether no other request should come."""
+        return isinstance(self._manager, Face) and self._manager.leaving()
 
     @property
     def is_open(self) -> bool:

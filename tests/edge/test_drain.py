@@ -88,6 +88,20 @@ async def test_the_limit_holds_whoever_asked(start) -> None:
         assert drained_of(rig.records) == 1
 
 
+async def test_a_balancer_that_asks_the_data_port_is_told_to_send_no_more(start) -> None:
+    async with start(quiet=False) as rig:
+        url = rig.app.listen_url + "/"
+        async with aiohttp.ClientSession() as http:
+            for method in ("GET", "HEAD"):
+                async with http.request(method, url) as answer:
+                    assert answer.status == 200
+            assert (await rig.control("/drain", "POST")).status == 200
+            for method in ("GET", "HEAD"):
+                async with http.request(method, url) as answer:
+                    assert answer.status == 503
+                    assert int(answer.headers["retry-after"]) >= 1
+
+
 async def test_half_an_answer_in_one_piece_breaks_visibly(start) -> None:
     half = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"id":'
     async with start(quiet=False) as rig:

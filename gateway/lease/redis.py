@@ -209,6 +209,9 @@ class RedisStore:
             msg = f"answers with an error: {type(error).__name__}"
             raise StoreError(msg) from None
         except (self._errors.RedisError, OSError, TimeoutError) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                msg = "has a certificate that is not accepted: SSL_CERT_FILE names authorities of your own"
+                raise StoreError(msg) from None
             msg = f"does not answer: {type(error).__name__}"
             raise StoreError(msg) from None
 

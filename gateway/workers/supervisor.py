@@ -27,7 +27,7 @@ from gateway.lease.tables import Tables
 from gateway.policy.change import change
 from gateway.policy.notes import control_open
 from gateway.policy.types import host_port
-from gateway.process import REFUSED, cannot_listen, say_ready
+from gateway.process import REFUSED, cannot_listen, enough_memory, say_ready
 from gateway.reload import Reload
 from gateway.tasks import spawn
 from gateway.workers.asking import Asking
@@ -121,6 +121,7 @@ class Supervisor:
             await runner.setup()
             ids.on_all_of(runner)
             await web.SockSite(runner, self._control, backlog=1024).start()
+            enough_memory(self._policy.queue.max_bytes, self._policy.workers, self._log)
             self._crew.start()
             self._reload.start()
             self._log.info(

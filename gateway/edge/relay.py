@@ -99,6 +99,7 @@ async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Begi
         data = await reply.read_all(REFUSAL_BYTES)
         return Beginning(Verdict.BACKPRESSURE, reply.status, data, asked_pause(reply.headers))
     if (error := not_the_engines(reply.status, reply.headers)) is not None:
+        reply.disown()
         raise error
     if reply.status != OK or not (streamed and reply.is_events):
         return Beginning(Verdict.DATA, reply.status)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.edge.rig import CHAT, GENERATE, chat
 from tests.fakes.behaviour import Behaviour
-from tests.fakes.profile import Start
+from tests.fakes.profile import RankUse, Start
 
 
 def busy(*headers: str, status: str = "429 Too Many Requests") -> Behaviour:
@@ -76,6 +76,22 @@ async def test_where_the_engine_lives_a_client_is_told_in_its_own_words(rig, sta
     assert got.code == ("upstream_timeout" if code == 504 else "upstream_error")
     assert "proxy before the engine" in got.error["message"]
     assert b"<html>" not in got.body
+    await rig.engine.until(lambda: len(rig.engine.aborts) == 1)  # it may be at work on it yet
+
+
+async def test_what_a_proxy_gave_up_counts_until_the_engine_shows_it_gone(rig, monkeypatch) -> None:
+    """The end of the proxy's page is not the end of the request."""
+    at_work = [RankUse(running=1, used=40, total=40)]
+    looks: list[int] = []
+    monkeypatch.setattr(rig.engine, "use", lambda: looks.append(1) or at_work)
+    rig.engine.queue.append(proxied("504 Gateway Time-out"))
+    assert (await rig.chat(max_tokens=20)).status == 504
+    await rig.engine.until(lambda: len(rig.engine.aborts) == 1)
+    looks.clear()
+    await rig.until(lambda: len(looks) > 3, 5)
+    assert rig.reserved > 0
+    at_work[:] = [RankUse()]
+    await rig.until(lambda: rig.reserved == 0, 5)
 
 
 async def test_what_the_engine_says_itself_passes(rig) -> None:

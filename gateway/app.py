@@ -200,6 +200,7 @@ class App:
         server = Face(
             self.data.handle,
             most=self.most_connections,
+            leaving=lambda: self.draining.begun,
             handler_cancellation=True,  # a client that leaves ends its request, in every phase
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,

@@ -9,6 +9,7 @@ its stream. Only then are they counted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class Drain:
         self._gate = gate
         self._under_way = under_way
         self._end: asyncio.Task[Drained] | None = None
+        self._patience: asyncio.Timeout | None = None
         self.limit_s = limit_s
 
     @property
@@ -51,6 +53,12 @@ class Drain:
             self._end = spawn(self._run(), "drain")
         return self._end
 
+    def hurry(self) -> None:
+        """Somebody waits for it: cut what still runs now."""
+        if self._patience is not None:
+            with contextlib.suppress(RuntimeError):  # it is over already
+                self._patience.reschedule(asyncio.get_running_loop().time())
+
     async def run(self) -> Drained:
         """Begin, wait until nothing runs or the limit is over, and cut what is left."""
         return await asyncio.shield(self.begin())
@@ -58,7 +66,7 @@ class Drain:
     async def _run(self) -> Drained:
         running = self._under_way.running
         try:
-            async with asyncio.timeout(self.limit_s):
+            async with asyncio.timeout(self.limit_s) as self._patience:
                 await self._under_way.idle()
         except TimeoutError:
             pass

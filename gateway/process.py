@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.lease.store import StoreError
@@ -47,6 +48,14 @@ TO_SERVERS = 4_096
 requests as one engine runs at once by default at most (`max_running_requests`, 0.5.6-0.5.23)."""
 
 
+MEMORY_BESIDE = 256 << 20
+"""What a gate takes beside the bodies that wait: some 100 MiB when it has started, its tokenizer, and the
+bodies that come and go. Of each worker as much again."""
+
+UNLIMITED = 1 << 60
+"""Groups of the older kind say a number of this size where there is no limit."""
+
+
 async def serve(
     make: Callable[[], App],
     *,
@@ -62,12 +71,21 @@ async def serve(
         return REFUSED
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, stop.set)
+
+    def interrupted() -> None:
+        """Ctrl-C; once more by who does not want to wait. SIGTERM is sent twice by programs, not people."""
+        if stop.is_set():
+            app.draining.hurry()
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, interrupted)
     loop.add_signal_handler(
         signal.SIGHUP, lambda: spawn(app.reload.now("SIGHUP"), "reload on SIGHUP")
     )
     app.most_connections = enough_files(app.policy.queue.max_requests, app.log)
+    if app.seat is None:  # else it is the supervisor's
+        enough_memory(app.policy.queue.max_bytes, 1, app.log)
     try:
         await app.start()
     except OSError as error:
@@ -115,6 +133,48 @@ def enough_files(waiting: int, log: FilteringBoundLogger) -> float:
         return math.inf
     left = soft - FILES_BESIDE
     return max(soft // 4, left - min(left // 2, TO_SERVERS))
+
+
+def enough_memory(waiting: int, workers: int, log: FilteringBoundLogger) -> None:
+    """Say so where a full queue of `waiting` bytes would be the end of this container or service: the
+    kernel would kill it, and everybody's answers with it, at the busiest moment."""
+    limit, needed = memory_limit(), waiting + workers * MEMORY_BESIDE
+    if limit is not None and limit < needed:
+        log.warning(
+            "little_memory",
+            limit=limit,
+            needed=needed,
+            reason="a full queue may take more than this container or service is allowed, and the kernel "
+            "would end it: raise its limit, or lower `queue.max_bytes`",
+        )
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """The least limit of the control groups this process is in, bytes; None where there is none."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    limits: list[int] = []
+    for line in lines:
+        number, _, rest = line.partition(":")
+        kinds, _, path = rest.partition(":")
+        if number == "0" and not kinds:
+            top, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in kinds.split(","):
+            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        own = top / path.lstrip("/")
+        for group in (
+            own,
+            *own.parents,
+        ):  # in a container the path may be of the machine's, not of its own
+            with contextlib.suppress(OSError, ValueError):
+                limits.append(int((group / name).read_text()))
+            if group == top:
+                break
+    return min((limit for limit in limits if limit < UNLIMITED), default=None)
 
 
 def say_ready(listen: str, control: str) -> None:

@@ -36,6 +36,7 @@ from gateway.edge.marks import Marks
 from gateway.edge.overruns import Overruns
 from gateway.edge.truncations import Truncations
 from gateway.tasks import spawn
+from gateway.upstream.starts import SEVERAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,6 +152,10 @@ class Deaths:
 
     def opened(self, backend: Backend, facts: ServerFacts, notes: tuple[str, ...]) -> None:
         """It takes work from now on; `notes` is what its operator should know."""
+        if SEVERAL in notes:
+            self._log.error(
+                "several_servers", backend=backend.name, url=backend.url, reason=SEVERAL
+            )
         self._log.info(
             "server_ready",
             backend=backend.name,

@@ -9,6 +9,10 @@ A client that hangs up and one that has merely finished sending (`nc -N`) look a
 for gone, so that a cancelled request gives its memory back at once, unless it can be asked: while
 nothing of an answer is out, HTTP/1.1 lets a server say `100 Continue`, which every client skips. One
 that is gone answers that with a reset; one that only listens gets its answer.
+
+A gate that goes down takes connections to the end, to refuse in words what comes. A client, or a proxy,
+that keeps its connections would ask here again and again while another gate answers: so from then on
+each answer is the last on its connection.
 """
 
 from __future__ import annotations
@@ -99,18 +103,21 @@ class ClientsApart(logging.LoggerAdapter[logging.Logger]):
 
 
 class Face(web.Server):
-    """See the module. Takes the arguments of `web.Server`, and how many connections at most there may
-    be at once: one more ends those that have been idle for longest, or is told that there are too many."""
+    """See the module. Takes the arguments of `web.Server`, how many connections at most there may be at
+    once (one more ends those that have been idle for longest, or is told that there are too many), and
+    what tells that the gate goes down."""
 
     def __init__(
         self,
         handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         *,
         most: float = math.inf,
+        leaving: Callable[[], bool] = lambda: False,
         **options: Any,  # noqa: ANN401 - aiohttp's
     ) -> None:
         super().__init__(handler, request_factory=cors.asked, **options)
         self._most = most
+        self.leaving = leaving
         self._looked_at = -math.inf
         self._idle: list[
             _Talk
@@ -151,6 +158,12 @@ def rest(request: web.BaseRequest) -> None:
     """A request that was read waits: its connection lets go of what that does not need."""
     if isinstance(talk := request.protocol, _Talk):
         talk.rest(request)
+
+
+def goes_down(request: web.BaseRequest) -> bool:
+    """Whether the gate that is asked goes down."""
+    talk = request.protocol
+    return isinstance(talk, _Talk) and talk.goes_down
 
 
 def _left_of(data: bytes, message: object, body: StreamReader) -> int | None:
@@ -258,10 +271,22 @@ class _Talk(RequestHandler):
         face.refused.add(self)
         self._loop.call_later(REFUSED_S, self.force_close)
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if self.goes_down:
+            resp.force_close()  # says so in its head where that is not out yet
+        return await super().finish_response(request, resp, start_time)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         if isinstance(self._manager, Face):
             self._manager.refused.discard(self)
         super().connection_lost(exc)
+
+    @property
+    def goes_down(self) -> bool:
+        """Whether no other request should come."""
+        return isinstance(self._manager, Face) and self._manager.leaving()
 
     @property
     def is_open(self) -> bool:
@@ -346,7 +371,9 @@ class _Talk(RequestHandler):
             return replies.coded()
         words = "the request is not well-formed HTTP/1.1"
         if isinstance(exc, BadHttpMethod):
-            words += ": it does not begin with a method of HTTP"
+            words += (
+                ": it does not begin with a method of HTTP, as TLS, HTTP/2 or the PROXY protocol"
+            )
         return replies.invalid(words)
 
 

@@ -123,7 +123,7 @@ class DataPlane:
                 no = Refusal(Code.NOT_FOUND, self._cors.why_not(request))
                 return models.plain(no, routes.voice(request.rel_url.raw_path))
             case routes.Quick.ALIVE:
-                return web.Response(text="kvgate\n")
+                return models.alive(request)
             case routes.Quick.MODELS:
                 return await models.answer(request, self._callers, self._fleet, self._lobby.names)
             case routes.Quick.COUNT:

@@ -8,9 +8,11 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from gateway.core.model import Code, Refusal
+from gateway.core.turns import GOING_DOWN
 from gateway.edge import body as bodies
 from gateway.edge import replies, routes
 from gateway.edge.dialects import Invalid, guard
+from gateway.edge.face import goes_down
 from gateway.edge.voices import OPENAI
 from gateway.gate import Shed
 
@@ -167,6 +169,14 @@ def no(error: Invalid | bodies.Unread | Shed) -> Refusal | replies.Answer:
             return replies.coded()
         case _:
             return replies.too_slow(str(error))
+
+
+def alive(request: web.BaseRequest) -> web.Response:
+    """The root of the data port: agents ask it before they begin, and balancers whether to send any more.
+    Those mostly have no way to /readyz."""
+    if goes_down(request):
+        return plain(Refusal(Code.DRAINING, GOING_DOWN))
+    return web.Response(text="kvgate\n")
 
 
 def plain(refusal: Refusal | replies.Answer, voice: Voice = OPENAI) -> web.Response:

@@ -26,6 +26,7 @@ from gateway.edge.wire import Wire
 from gateway.tasks import in_time
 from gateway.tokens import Kind
 from gateway.upstream.answer import Dialect, Facts, asked_pause, error_status, reply_facts
+from gateway.upstream.between import not_the_engines
 from gateway.upstream.errors import Failure, UpstreamError
 from gateway.upstream.sse import SseTap, Verdict, peek
 
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 OK = 200
 BUSY = frozenset({429, 503})
-ELSEWHERE = frozenset({301, 302, 303, 307, 308})
-"""Never passed on: who follows is at a server in nobody's ledger, or has its inner address."""
 
 BAD_REQUEST = 400
 SERVER_ERROR = 500
@@ -99,9 +98,9 @@ async def begin(reply: Reply, *, streamed: bool, as_it_is: bool = False) -> Begi
     if reply.status in BUSY:
         data = await reply.read_all(REFUSAL_BYTES)
         return Beginning(Verdict.BACKPRESSURE, reply.status, data, asked_pause(reply.headers))
-    if reply.status in ELSEWHERE:
-        msg = f"The server answered {reply.status} and sends clients elsewhere; its address here is wrong."
-        raise UpstreamError(Failure.PROTOCOL, msg, sent=True, answered=True)
+    if (error := not_the_engines(reply.status, reply.headers)) is not None:
+        reply.disown()
+        raise error
     if reply.status != OK or not (streamed and reply.is_events):
         return Beginning(Verdict.DATA, reply.status)
     data = b""

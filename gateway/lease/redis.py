@@ -15,7 +15,9 @@ been started, and is the first at a store that came back empty, has brought one 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import re
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +109,37 @@ end
 """
 
 
+COPY = "READONLY"
+WORDS = {
+    COPY: "is a copy that takes no writes (a replica): the URL must lead to the primary",
+    "OOM": "is full (its maxmemory) and takes no writes",
+    "NOPERM": "forbids its user what leases need: see docs/scale.md",
+    "MISCONF": "takes no writes, as it cannot save to its disk (MISCONF in its log)",
+    "MOVED": "is one of a cluster: leases need a single store, or one with copies",
+    "CLUSTERDOWN": "is one of a cluster: leases need a single store, or one with copies",
+}
+"""What a store says no with, in words. Its own text is not told: it quotes the script."""
+
+_CODES = {
+    "ReadOnlyError": COPY,
+    "OutOfMemoryError": "OOM",
+    "NoPermissionError": "NOPERM",
+    "MovedError": "MOVED",
+    "ClusterDownError": "CLUSTERDOWN",
+}
+"""The package's names for some of them, which come without the word."""
+
+
+def in_words(error: Exception) -> str | None:
+    """Inside a script the word stands somewhere within the sentence (before Redis 7), or is missing."""
+    if code := _CODES.get(type(error).__name__):
+        return WORDS[code]
+    said = str(error)
+    if "ACL failure" in said or "user executing the script" in said:
+        return WORDS["NOPERM"]
+    return next((words for code, words in WORDS.items() if re.search(rf"\b{code}\b", said)), None)
+
+
 class RedisStore:
     """See the module. Raises StoreError where the package is not installed.
 
@@ -168,9 +201,25 @@ class RedisStore:
         except self._errors.AuthenticationError:
             msg = "refuses the password (leases.password_env)"
             raise StoreError(msg) from None
+        except self._errors.ResponseError as error:
+            if why := in_words(error):
+                if why is WORDS[COPY]:
+                    await self._look_up_anew()
+                raise StoreError(why) from None
+            msg = f"answers with an error: {type(error).__name__}"
+            raise StoreError(msg) from None
         except (self._errors.RedisError, OSError, TimeoutError) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                msg = "has a certificate that is not accepted: SSL_CERT_FILE names authorities of your own"
+                raise StoreError(msg) from None
             msg = f"does not answer: {type(error).__name__}"
             raise StoreError(msg) from None
+
+    async def _look_up_anew(self) -> None:
+        """After a failover the one that was the primary lives on as a copy, and so do connections to
+        it; where the name leads by now is found out only by a new one."""
+        with contextlib.suppress(self._errors.RedisError, OSError):
+            await self._client.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
         """See `Store`."""

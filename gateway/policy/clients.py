@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
@@ -105,7 +106,7 @@ def gather(
     flat = tuple((sha, name) for sha, (_, name) in digests.items())
     store = None
     if leases is not None:
-        for password in _Reader(("leases",), env, found).variable(
+        for password in _Reader(("leases",), env, found).password(
             "password_env", leases.password_env
         ):
             store = SecretStr(password)
@@ -122,6 +123,34 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_QUOTES = frozenset(("'", '"'))
+
+
+def _amiss(key: str) -> tuple[str, str] | None:
+    """Why nobody could have been given this key, and what to do: it came with its wrapping.
+
+    Found here, it is one sentence at the start; later it would be a 401 for everybody, or a question to
+    a server that cannot even be written.
+    """
+    if _CONTROL.search(key):
+        return (
+            "holds a line break or control character within the key",
+            "write the key alone, in one line",
+        )
+    if key[0] == key[-1] and key[0] in _QUOTES:
+        return (
+            "holds quotes around the key: a file for `docker --env-file` and a secret keep them",
+            "write the key without quotes",
+        )
+    if key.lower().startswith("bearer "):
+        return (
+            "begins with the word Bearer, which is of the header and not of the key",
+            "write the key alone",
+        )
+    return None
+
+
 @dataclass(slots=True)
 class _Reader:
     """Reads the keys of one item and notes what is wrong."""
@@ -131,6 +160,11 @@ class _Reader:
     found: list[Finding]
 
     def variable(self, field_name: str, name: str | None) -> Iterator[str]:
+        """The key in a variable."""
+        yield from self._sound(field_name, str(name), list(self.password(field_name, name)))
+
+    def password(self, field_name: str, name: str | None) -> Iterator[str]:
+        """What a variable holds, which may look like anything."""
         if name is None or not is_read(name):
             return
         value = self.env.get(name, "").strip()
@@ -144,7 +178,7 @@ class _Reader:
         if path is None or not is_read(path):
             return
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")  # Windows' editors begin with a mark
         except (OSError, UnicodeDecodeError) as error:
             reason = (error.strerror or "") if isinstance(error, OSError) else "not text"
             self._find(
@@ -157,7 +191,14 @@ class _Reader:
         keys = [line.strip() for line in text.splitlines() if line.strip()]
         if not keys:
             self._find(field_name, str(path), "holds no key", "write one key a line")
-        yield from keys
+        yield from self._sound(field_name, str(path), keys)
+
+    def _sound(self, field_name: str, value: str, keys: list[str]) -> Iterator[str]:
+        for key in keys:
+            if amiss := _amiss(key):
+                self._find(field_name, value, *amiss)
+            else:
+                yield key
 
     def _find(self, field_name: str, value: str, wrong: str, remedy: str) -> None:
         self.found.append(Finding((*self.loc, field_name), value, wrong, remedy))

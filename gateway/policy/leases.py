@@ -9,13 +9,14 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from gateway.policy.section import Section
-from gateway.policy.types import EnvName, Name, bad
+from gateway.policy.types import EnvName, Name, bad, filled
 
 _REMEDY = "write redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///path/to/socket"
 
 
 def _store_url(value: str) -> str:
     text = value.strip()
+    filled(text)
     try:
         parts = urlsplit(text)
         has_port = parts.port is None or parts.port > 0

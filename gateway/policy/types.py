@@ -162,9 +162,23 @@ HeaderName = Annotated[str, AfterValidator(_header_name)]
 
 # ---- paths --------------------------------------------------------------------------------
 
+_LEFT_OPEN = re.compile(r"\$\{?[A-Za-z_]|\$\(|\{\{|%\w+%|<[A-Za-z_][\w -]*>")
+"""What a shell, compose, Helm, Windows or a reader of the documentation would fill in."""
+
+
+def filled(value: str) -> None:
+    """Refuse a placeholder: it would be looked up as a name, or be made as a folder of that name."""
+    if _LEFT_OPEN.search(value):
+        raise bad(
+            "holds a placeholder, and nothing is filled in here",
+            "write the value itself; servers may come from --backend, addresses from KVGATE_LISTEN and "
+            "KVGATE_CONTROL",
+        )
+
 
 def _anchored(path: Path, info: ValidationInfo) -> Path:
     """A relative path counts from the policy file, so that the two move together."""
+    filled(str(path))
     path = path.expanduser()
     base = (info.context or {}).get("base")
     return path if path.is_absolute() or base is None else Path(base) / path
@@ -180,6 +194,7 @@ _ADDRESS_REMEDY = "write HOST:PORT, for example 127.0.0.1:8080 or [::1]:8080"
 
 
 def _address(value: str) -> str:
+    filled(value)
     host, colon, port = value.strip().rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > _LAST_PORT:
         raise bad("is not an address to listen on", _ADDRESS_REMEDY)
@@ -252,6 +267,7 @@ _DEFAULT_PORT = {"http": 80, "https": 443}
 def _server_url(value: str) -> str:
     """Normalise a server's root URL: lower-case host, explicit port, no trailing slash."""
     text = value.strip()
+    filled(text)
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
         raise bad("is a URL without a scheme", "write http://HOST:PORT")
     try:

@@ -24,6 +24,7 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.errors import Failure, UpstreamError, why_none
 from gateway.upstream.headers import request_head
 from gateway.upstream.reply import Reply
+from gateway.upstream.way import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -64,10 +65,13 @@ class Client:
             raise ValueError("a backend URL is http://HOST[:PORT] or https://HOST[:PORT]")
         if url.username is not None or url.query or url.fragment:
             raise ValueError("a backend URL has no credentials, query or fragment")
-        self._host = url.hostname
-        self._port = url.port or (443 if url.scheme == "https" else 80)
+        encrypted = url.scheme == "https"
+        if not encrypted:
+            ssl = None
+        elif ssl is None:
+            ssl = ssl_module.create_default_context()
+        self._way = Way(url.hostname, url.port or (443 if encrypted else 80), ssl)
         self._prefix = url.path.rstrip("/")
-        self._ssl = (ssl or ssl_module.create_default_context()) if url.scheme == "https" else None
         self._fixed = f"host: {url.netloc}\r\naccept-encoding: identity\r\n"
         self._connect_timeout_s = connect_timeout_s
         self._keepalive_s = keepalive_s
@@ -198,9 +202,7 @@ class Client:
         self._created += 1
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                await loop.create_connection(
-                    lambda: connection, self._host, self._port, ssl=self._ssl
-                )
+                await self._way.connect(lambda: connection)
         except TimeoutError:
             self._forget(connection)
             message = f"No connection to the engine within {self._connect_timeout_s:g} s."

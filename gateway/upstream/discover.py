@@ -198,7 +198,10 @@ def _explain(error: AskError, target: str, timeout_s: float) -> NoReturn:
         )
     elif error.wrong is Wrong.TLS:
         kind = "tls"
-        said = f"{str(error).rstrip('.')}; look at the certificate of the backend's url"
+        said = (
+            f"{str(error).rstrip('.')}; look at the certificate of the backend's url (authorities of "
+            "your own: SSL_CERT_FILE)"
+        )
     else:
         kind = "unreachable"
         said = f"{str(error).rstrip('.')}; start the server, or check the backend's url"

@@ -35,6 +35,7 @@ class Reply:
         "_client",
         "_exchange",
         "_first_byte_s",
+        "_foreign",
         "_headers",
         "_idle_s",
         "_on_write",
@@ -56,6 +57,7 @@ class Reply:
         """`resend` is the request, where its connection had been used before."""
         self._client = client
         self._exchange = exchange
+        self._foreign = False
         self._headers: list[tuple[str, str]] | None = None
         self._sent_at = sent_at
         self._first_byte_s = first_byte_s
@@ -126,8 +128,13 @@ class Reply:
 
     @property
     def ended(self) -> bool:
-        """The whole body has arrived and the connection is free; some may still be unread."""
-        return self._exchange.ended
+        """The whole body has arrived and the connection is free; some may still be unread. Never of an
+        answer that is not the engine's: its end says nothing of the request."""
+        return self._exchange.ended and not self._foreign
+
+    def disown(self) -> None:
+        """This is not the engine's answer: somebody in between spoke for it."""
+        self._foreign = True
 
     @property
     def unread(self) -> int:

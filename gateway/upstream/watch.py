@@ -15,7 +15,7 @@ What marks a server DOWN, and what does not:
   `silent_for_s` in several questions, and not one byte of a real request since the first. In that
   window the streams usually break or the door shuts sooner; then one of the rules above speaks.
 - **Another process behind the same door**: the pool or the count of prefilled tokens in the loads
-  is not what it can have become.
+  is not what it can have become. Not where several are known to answer in turn (see `starts`).
 - Not: failing polls while bytes flow. A busy server is not a dead one.
 
 `on_down` means *admit nothing*. It does not mean that what the server held is gone. That is known
@@ -39,15 +39,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.tasks import spawn
 from gateway.upstream.ask import AskError, Wrong, ask, bearer
 from gateway.upstream.discover import SNAPSHOT_SINCE, DiscoveryError, discover, generates, loads
 from gateway.upstream.door import EVIDENCE, Door
-from gateway.upstream.facts import STARTUP_TIME_SINCE
 from gateway.upstream.life import Life, Pace, WatchView
 from gateway.upstream.loads import another_process
+from gateway.upstream.starts import SEVERAL, Starts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +108,8 @@ class Watch:
         self._since = 0.0
         self._error: str | None = None
         self._facts: ServerFacts | None = None
-        self._starts = 0
+        self._starts = Starts()
+        self._loads_of_another = False  # why it is asked who it is
         self._door = Door(self._pace.cut_off_s)
         self._doubted = False  # a hint came since the discovery under way began
         self._asking: asyncio.Timeout | None = None
@@ -170,7 +172,7 @@ class Watch:
     @property
     def starts(self) -> int:
         """Starts of the server seen so far. Grown since the last `on_up`: it holds nothing of ours."""
-        return self._starts
+        return self._starts.seen
 
     def snapshot(self) -> WatchView:
         """What is known now."""
@@ -180,7 +182,7 @@ class Watch:
             since=self._since,
             error=self._error,
             facts=self._facts,
-            starts=self._starts,
+            starts=self._starts.seen,
             loads=self._loads,
             loads_age_s=None if self._loads_at is None else now - self._loads_at,
             metrics_stale=self._state is Life.READY and self._stale(now),
@@ -241,8 +243,11 @@ class Watch:
             self._on_gone(str(error))
 
     def _up(self, facts: ServerFacts) -> None:
-        if self._is_another_start(facts):
-            self._starts += 1
+        now, shut, odd = self._now(), self._door.was_shut, self._loads_of_another
+        self._starts.met(facts, now, was_shut=shut, loads_of_another=odd)
+        self._loads_of_another = False
+        if self._starts.several(now):
+            facts = replace(facts, warnings=(SEVERAL, *facts.warnings))
         self._door.opened()
         self._why_away = None
         self._scheduler_at = self._now()  # it has just answered /server_info
@@ -253,13 +258,6 @@ class Watch:
         self._answered()
         self._enter(Life.READY, None)
         self._on_up(facts)
-
-    def _is_another_start(self, facts: ServerFacts) -> bool:
-        """By its key; where two starts may share one (see `started_key`), also by a shut door."""
-        if self._facts is None or self._facts.started_key != facts.started_key:
-            return True
-        telling = facts.version is not None and facts.version >= STARTUP_TIME_SINCE
-        return self._door.was_shut and not telling
 
     async def _mind(self) -> None:
         """Poll while the server is READY; returns once it is DOWN."""
@@ -326,7 +324,10 @@ class Watch:
             self._sign(self._now())
         if self._state is Life.READY:
             self._on_loads(got)
-            if before is not None and (sign := another_process(before, got)):
+            if before is None or self._starts.several(self._now()):
+                return True
+            if sign := another_process(before, got):
+                self._loads_of_another = True
                 self._down(sign)
         return True
 

@@ -27,7 +27,7 @@ from gateway.lease.tables import Tables
 from gateway.policy.change import change
 from gateway.policy.notes import control_open
 from gateway.policy.types import host_port
-from gateway.process import REFUSED, cannot_listen, say_ready
+from gateway.process import REFUSED, cannot_listen, enough_memory, say_ready
 from gateway.reload import Reload
 from gateway.tasks import spawn
 from gateway.workers.asking import Asking
@@ -103,8 +103,8 @@ class Supervisor:
     async def run(self) -> int:
         """Until a signal, or until a worker cannot start as it is told to."""
         loop = asyncio.get_running_loop()
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, self._stop.set)
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupted)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         counter = Counter(self._tables, table_socket(self._folder))
         asking = Asking(self._folder, self._policy.workers)
@@ -121,6 +121,7 @@ class Supervisor:
             await runner.setup()
             ids.on_all_of(runner)
             await web.SockSite(runner, self._control, backlog=1024).start()
+            enough_memory(self._policy.queue.max_bytes, self._policy.workers, self._log)
             self._crew.start()
             self._reload.start()
             self._log.info(
@@ -175,6 +176,12 @@ class Supervisor:
         asyncio.get_running_loop().call_later(
             self._policy.limits.release_grace_s, self._tables.forget, life
         )
+
+    def _interrupted(self) -> None:
+        """See `process.serve`. In a terminal the workers have heard it as well."""
+        if self._stop.is_set():
+            self._crew.tell(signal.SIGINT)
+        self._stop.set()
 
     def _hang_up(self) -> None:
         _ = spawn(self._reload.now("SIGHUP"), "reload on SIGHUP")

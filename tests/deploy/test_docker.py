@@ -147,7 +147,11 @@ def test_the_health_check_asks_a_route_that_exists_and_needs_no_tool(control_pla
     text = last("HEALTHCHECK")[0].rest
     command = parts.Step(0, "CMD", text[text.index("[") :]).form
     assert command[0] == "python"
-    env = {**os.environ, "KVGATE_CONTROL": f"0.0.0.0:{control_plane.server_port}"}
+    # Docker hands the proxy of its client's configuration to every container; nobody answers at this one.
+    proxy = dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
+    env = {**os.environ, **proxy, "KVGATE_CONTROL": f"0.0.0.0:{control_plane.server_port}"}
+    env.pop("no_proxy", None)
+    env.pop("NO_PROXY", None)
 
     def probe():
         run = [sys.executable, "-I", *command[1:]]

@@ -137,7 +137,14 @@ def test_before_it_is_told_to_stop_it_is_told_to_drain(monkeypatch):
     program, option, code = container(GATE)["lifecycle"]["preStop"]["exec"]["command"]
     assert (program, option) == ("python", "-c")
     seen = []
-    monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: seen.append(request))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+    def opened(opener, request, timeout):
+        proxied = [h for h in opener.handlers if isinstance(h, urllib.request.ProxyHandler)]
+        assert not any(handler.proxies for handler in proxied), "what is here is asked here"
+        seen.append(request)
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", opened)
     monkeypatch.setattr(time, "sleep", seen.append)
     exec(compile(code, "preStop", "exec"), {})
     request, slept = seen

@@ -224,6 +224,35 @@ async def test_serve_exits_1_where_requests_were_cut(tmp_path) -> None:
         assert '"cut":1' in err
 
 
+async def test_who_interrupts_again_waits_for_nobody(tmp_path) -> None:
+    """SIGTERM is sent again by programs that only repeat it: by that nothing is cut."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("drain_s: 300\n")
+    async with FakeSGLang() as engine, serving(engine.url, policy) as gate:
+        engine.default = Behaviour(tokens=3, hold=asyncio.Event(), hold_at=1)
+        host, port = gate.url.removeprefix("http://").split(":")
+        peer = Peer(*await asyncio.open_connection(host, int(port)))
+        await peer.send(request(CHAT, chat(max_tokens=3, stream=True)))
+        seen = await engine.arrived()
+        async with aiohttp.ClientSession() as http:
+            for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+                gate.process.send_signal(sign)
+                async with asyncio.timeout(5):
+                    while "draining" not in await _state(gate, http):
+                        await asyncio.sleep(0.02)
+            assert not seen.ended.is_set()
+        code, _, err = await gate.end(signal.SIGINT)
+        assert b"draining" in await peer.rest(), "its client is told"
+        peer.reset()
+        assert (code, seen.how) == (1, "aborted")
+        assert "Traceback" not in err
+
+
+async def _state(gate: Process, http: aiohttp.ClientSession) -> str:
+    async with http.get(gate.control + "/readyz") as answer:
+        return await answer.text()
+
+
 def _run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "gateway.cli", *argv],

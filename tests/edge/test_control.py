@@ -257,6 +257,65 @@ def test_few_open_files_are_raised_or_said(monkeypatch, limits, then, warned) ->
     assert said == (["few_open_files"] if warned else [])
 
 
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/", {"memory.max": "536870912\n"}, 512 * MIB),
+        ("0::/", {"memory.max": "max\n"}, None),
+        (
+            "0::/system.slice/kvgate.service",
+            {
+                "system.slice/memory.max": "max",
+                "system.slice/kvgate.service/memory.max": f"{700 * MIB}",
+                "memory.max": f"{900 * MIB}",
+            },
+            700 * MIB,
+        ),
+        ("0::/a/b", {"a/memory.max": f"{600 * MIB}", "a/b/memory.max": "max"}, 600 * MIB),
+        (
+            "5:cpu,memory:/docker/0a1b\n1:name=systemd:/",
+            {"memory/memory.limit_in_bytes": f"{300 * MIB}"},
+            300 * MIB,
+        ),
+        ("4:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("0::/", {}, None),
+        (None, {"memory.max": "1"}, None),
+    ],
+)
+def test_the_memory_that_a_container_may_take_is_found(tmp_path, groups, files, limit) -> None:
+    if groups is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(groups)
+    for name, said in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(said)
+    assert process.memory_limit(tmp_path) == limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers", "warned"),
+    [
+        (None, 1, False),
+        (512 * MIB, 1, True),
+        (768 * MIB, 1, False),
+        (768 * MIB, 2, True),
+        (1024 * MIB, 2, False),
+    ],
+)
+def test_a_queue_that_would_be_the_end_of_its_container_is_told(
+    monkeypatch, limit, workers, warned
+) -> None:
+    said = []
+    monkeypatch.setattr(process, "memory_limit", lambda: limit)
+    log = SimpleNamespace(warning=lambda event, **facts: said.append((event, facts["limit"])))
+    process.enough_memory(512 * MIB, workers, log)
+    assert said == ([("little_memory", limit)] if warned else [])
+
+
 async def test_a_control_plane_that_others_reach_says_so_once(start) -> None:
     """127.1 is loopback for the system, and for the gate a name that may be anything."""
     with structlog.testing.capture_logs() as logs:

@@ -88,6 +88,20 @@ async def test_the_limit_holds_whoever_asked(start) -> None:
         assert drained_of(rig.records) == 1
 
 
+async def test_a_balancer_that_asks_the_data_port_is_told_to_send_no_more(start) -> None:
+    async with start(quiet=False) as rig:
+        url = rig.app.listen_url + "/"
+        async with aiohttp.ClientSession() as http:
+            for method in ("GET", "HEAD"):
+                async with http.request(method, url) as answer:
+                    assert answer.status == 200
+            assert (await rig.control("/drain", "POST")).status == 200
+            for method in ("GET", "HEAD"):
+                async with http.request(method, url) as answer:
+                    assert answer.status == 503
+                    assert int(answer.headers["retry-after"]) >= 1
+
+
 async def test_half_an_answer_in_one_piece_breaks_visibly(start) -> None:
     half = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"id":'
     async with start(quiet=False) as rig:
@@ -189,3 +203,26 @@ async def test_a_client_that_has_gone_by_then_is_not_written_to(start) -> None:
         drained = await rig.stop()
         assert drained.cut == 0
         assert [record["outcome"] for record in rig.records] == ["cancelled"]
+
+
+async def test_from_then_on_each_answer_is_the_last_on_its_connection(start) -> None:
+    """Who keeps its connection would be refused here for as long as anything runs, while another gate
+    behind the same address answers."""
+    async with start(quiet=False) as rig:
+        rig.engine.default = Behaviour(tokens=9, hold=(held := asyncio.Event()), hold_at=2)
+        async with rig.socket() as runs, rig.socket() as kept:
+            await runs.send(request(TEXT, BODIES[TEXT] | {"stream": True}))
+            await rig.engine.arrived()
+            await kept.send(request("/v1/nothing", {}))
+            status, headers = await kept.head()
+            assert (status, headers.get("connection")) == (404, None), "so far it is kept"
+            await kept.reader.readexactly(int(headers["content-length"]))
+            assert (await rig.control("/drain", "POST")).status == 200
+            await kept.send(request(TEXT, BODIES[TEXT]))
+            status, headers = await kept.head()
+            assert (status, headers.get("connection")) == (503, "close")
+            async with asyncio.timeout(1):
+                assert b"draining" in await kept.reader.read(), "and it ends"
+            held.set()
+            async with asyncio.timeout(5):
+                assert b"[DONE]" in await runs.reader.read(), "what ran is whole, and ends as well"

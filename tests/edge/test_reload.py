@@ -13,6 +13,7 @@ import pytest
 from gateway import reload
 from gateway.app import App
 from gateway.edge import backends
+from gateway.policy.source import Source
 from tests.edge.rig import CHAT, TEXT, Rig, chat, written
 from tests.fakes.behaviour import Behaviour
 from tests.fakes.sglang import FakeSGLang
@@ -310,6 +311,30 @@ async def test_a_changed_file_is_read_when_it_has_come_to_rest(
         done = rig.app.reload.status()["reloads"]
         await asyncio.sleep(0.2)
         assert rig.app.reload.status()["reloads"] == done, "nothing changed, nothing read"
+
+
+async def test_a_mounted_configuration_is_swapped_by_a_link(tmp_path: Path, monkeypatch) -> None:
+    """A ConfigMap: the file is a link to a folder that is a link; the file behind it never changes."""
+    monkeypatch.setattr(reload, "POLL_S", 0.02)
+    for name in ("..1", "..2"):
+        (tmp_path / name).mkdir()
+    async with FakeSGLang() as engine:
+        written(tmp_path / "..1", engine.url, {})
+        (tmp_path / "..data").symlink_to("..1")
+        path = tmp_path / "policy.yaml"
+        path.symlink_to("..data/policy.yaml")
+        source = Source(path, env={})
+        app = App(source.load(), source)
+        await app.start()
+        try:
+            written(tmp_path / "..2", engine.url, {"backend": {"slots": 3}})
+            (tmp_path / "..new").symlink_to("..2")
+            (tmp_path / "..new").replace(tmp_path / "..data")
+            async with asyncio.timeout(5):
+                while app.policy.backends[0].slots != 3:
+                    await asyncio.sleep(0.02)
+        finally:
+            await app.stop()
 
 
 @pytest.mark.parametrize("newer", [True, False])

@@ -53,7 +53,7 @@ async def test_a_board_that_is_no_board_is_an_error_that_is_told(tmp_path) -> No
     with RedisServer(tmp_path) as server:
         store = RedisStore(server.url)
         await store._client.set("kvgate:~board", "x")
-        with pytest.raises(StoreError, match="does not answer"):
+        with pytest.raises(StoreError, match="answers with an error"):
             await store.post("a", b"s", b"one", 60.0)
         await store.close()
 

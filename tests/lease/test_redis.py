@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -11,7 +12,7 @@ from gateway.cli import serve
 from gateway.core.amount import Amount
 from gateway.core.lease import Entry, Table
 from gateway.core.others import MOST
-from gateway.lease.redis import RedisStore
+from gateway.lease.redis import RedisStore, in_words
 from gateway.lease.store import LONGEST_S, Heard, StoreError
 from gateway.lease.wire import decode, encode
 from tests.lease.server import RedisServer, needs_server
@@ -62,6 +63,86 @@ async def test_a_password_is_sent_and_never_told(tmp_path) -> None:
         assert "secret" not in repr(error.value)
         assert "password_env" in str(error.value)
         await wrong.close()
+
+
+async def _forward(reader, writer, port) -> None:
+    """One direction each, until either side ends."""
+    ahead, back = await asyncio.open_connection("127.0.0.1", port)
+
+    async def copy(source, sink) -> None:
+        with suppress(ConnectionError):
+            while data := await source.read(1 << 16):
+                sink.write(data)
+        sink.close()
+
+    await asyncio.gather(copy(reader, back), copy(ahead, writer))
+
+
+async def _told(server: RedisServer, *command: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write((" ".join(command) + "\r\n").encode())
+    assert (await reader.readline()).startswith(b"+OK")
+    writer.close()
+
+
+@needs_server
+async def test_after_a_failover_the_primary_is_found_though_the_old_one_lives_on(tmp_path) -> None:
+    """It lives on as a copy, and answers over the connections that there were: who keeps them is told no
+    for ever, and starts nothing once its lease is over."""
+    leads_to: list[int] = []
+    folders = tmp_path / "a", tmp_path / "b"
+    for folder in folders:
+        folder.mkdir()
+    with RedisServer(folders[0]) as old, RedisServer(folders[1]) as new:
+        leads_to.append(old.port)
+        name = await asyncio.start_server(lambda r, w: _forward(r, w, leads_to[-1]), "127.0.0.1", 0)
+        port = name.sockets[0].getsockname()[1]
+        store = RedisStore(f"redis://127.0.0.1:{port}/0")
+        run = (await store.swap("gpu0", "", None, b"")).run
+        assert (await store.swap("gpu0", run, None, b"one")).taken
+        await _told(old, "REPLICAOF", "127.0.0.1", str(new.port))
+        leads_to.append(new.port)
+        with pytest.raises(StoreError, match="must lead to the primary"):
+            await store.post("gate", b"salt", b"{}", 5.0)
+        answer = await store.swap("gpu0", "", None, b"")
+        assert answer.run != run, "the next question goes where the name leads now"
+        assert (await store.swap("gpu0", answer.run, None, b"one")).taken
+        await store.close()
+        name.close()
+
+
+@needs_server
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("CONFIG", "SET", "maxmemory", "1"), "is full"),
+        (("ACL", "SETUSER", "default", "-set", "-eval", "-hset"), "forbids its user"),
+        (("CONFIG", "SET", "min-replicas-to-write", "2"), "answers with an error"),
+    ],
+)
+async def test_what_a_store_says_no_with_is_told_in_words(tmp_path, command, words) -> None:
+    with RedisServer(tmp_path) as server:
+        store = RedisStore(server.url)
+        await _told(server, *command)
+        with pytest.raises(StoreError, match=words):
+            await store.post("gate", b"salt", b"{}", 5.0)
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "ERR Error running script (call to f_1): @user_script:4: -READONLY You can't write",
+            "cop",
+        ),
+        ("MISCONF Redis is configured to save RDB snapshots, but", "save to its disk"),
+        ("ERR unknown command", None),
+    ],
+)
+def test_a_word_within_a_sentence_is_found(said, words) -> None:
+    told = in_words(Exception(said))
+    assert told is None if words is None else words in str(told)
 
 
 def test_a_table_is_the_same_after_the_way_there_and_back() -> None:
@@ -167,7 +248,7 @@ async def test_a_user_that_may_only_what_leases_need_shares_leases_and_nothing_e
         narrow = RedisStore(server.url)
         run = (await narrow.swap("gpu0", "", None, b"")).run
         assert (await narrow.swap("gpu0", run, None, b"one")).taken
-        with pytest.raises(StoreError, match="does not answer"):
+        with pytest.raises(StoreError, match="forbids its user"):
             await narrow.post("a", b"s", b"x", 60.0)
         await store.close()
         await narrow.close()

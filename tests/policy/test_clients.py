@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.policy.clients import Identify, Secrets, Unauthorized, read_secrets
+from gateway.policy.leases import Leases
 from gateway.policy.problems import PolicyError
 from gateway.policy.schema import Backend, Client, HeaderMatch, Policy
 
@@ -166,3 +167,43 @@ def test_a_variable_that_vanished_is_told() -> None:
 
 def test_no_secrets_is_a_value() -> None:
     assert read_secrets(Policy(), {}) == Secrets()
+
+
+WRAPPED = {
+    "sk-a\nsk-b": "line break",
+    "sk-a\tsk-b": "control character",
+    '"sk-a"': "without quotes",
+    "'sk-a'": "without quotes",
+    "Bearer sk-a": "word Bearer",
+}
+
+
+@pytest.mark.parametrize("key", list(WRAPPED))
+def test_a_key_that_came_with_its_wrapping_is_found_at_the_start(key: str) -> None:
+    """A server's key with a line break in it can be written into no header: nothing would be asked of
+    that server any more. Of a client's key nobody would know why each of its requests is a 401."""
+    server = Policy(backends=(Backend(url="http://b", name="b", api_key_env="K"),))
+    for policy in (server, Policy(clients=(Client(name="a", key_env="K"),))):
+        with pytest.raises(PolicyError, match=WRAPPED[key]) as told:
+            read_secrets(policy, {"K": key})
+        assert "sk-" not in str(told.value)
+    leases = Leases(url="redis://r", password_env="K")
+    secrets = read_secrets(Policy(leases=leases), {"K": key})
+    assert secrets.of_leases == key, "a password may be anything"
+
+
+@pytest.mark.parametrize("text", [b'"sk-a"\r\n', b"sk-a\nBearer sk-b\n"])
+def test_and_so_is_one_in_a_file(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(text)
+    with pytest.raises(PolicyError, match="write the key"):
+        read_secrets(Policy(clients=(Client(name="a", key_file=path),)))
+
+
+def test_the_mark_that_editors_of_windows_begin_a_file_with_is_no_part_of_the_key(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(b"\xef\xbb\xbfsk-a\r\n")
+    who = identify(Policy(clients=(Client(name="a", key_file=path),)))
+    assert who.resolve({"x-api-key": "sk-a"}) == "a"

@@ -236,6 +236,24 @@ async def test_a_policy_is_read_again_by_all_and_whoever_is_started_anew(tmp_pat
 
 
 @pytest.mark.slow
+async def test_who_interrupts_again_waits_for_no_worker(tmp_path) -> None:
+    """Also where only the supervisor hears it: the first process of a container."""
+    async with gate(tmp_path, drain_s=300) as running:
+        running.engine.default = Behaviour(tokens=9, hold=asyncio.Event(), hold_at=2)
+        asked = asyncio.ensure_future(running.ask(10, 9))
+        await running.engine.arrived()
+        running.process.send_signal(signal.SIGINT)
+
+        async def draining() -> bool:
+            return bool((await running.status())["state"] == "draining")
+
+        await running.until(draining)
+        assert not asked.done()
+        assert await running.end(signal.SIGINT) == 1
+        assert b"draining" in (await asked)[1], "its client is told"
+
+
+@pytest.mark.slow
 async def test_after_post_drain_nobody_is_started_anew(tmp_path) -> None:
     async with gate(tmp_path) as running:
         code, text = await running.get("/drain", "POST")

@@ -75,7 +75,7 @@ ADVICE: Final = {
     ),
     Code.INVALID_REQUEST: "Correct the request; sending it again will not help.",
     Code.UNAUTHORIZED: (
-        "Send one from this server's operator as 'Authorization: Bearer …' or 'x-api-key: …'."
+        "Send one from this server's operator as 'Authorization: Bearer …', 'x-api-key: …' or 'api-key: …'."
     ),
     Code.FORBIDDEN: "Ask the operator for access.",
     Code.NOT_FOUND: "Only the inference routes of this API pass the gate.",

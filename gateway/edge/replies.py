@@ -220,6 +220,7 @@ def _type(status: int) -> str:
         401: "authentication_error",
         403: "permission_error",
         404: "not_found_error",
+        426: "not_found_error",
         429: "rate_limit_error",
         503: "server_error",
     }.get(status, "invalid_request_error")

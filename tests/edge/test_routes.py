@@ -198,7 +198,8 @@ async def test_who_would_speak_by_a_websocket_is_told_to_post_and_does_not_ask_a
     assert head.startswith(b"HTTP/1.1 426")
     fields = {line.lower() for line in head.decode().split("\r\n")}
     assert {"upgrade: http/1.1", "connection: upgrade, close"} <= fields
-    assert json.loads(body)["error"]["code"] == "not_found"
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"]) == ("not_found", "not_found_error")
     assert "this route takes POST" in body.decode().replace("This", "this")
     assert rig.engine.seen == []
 

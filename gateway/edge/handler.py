@@ -118,10 +118,11 @@ class DataPlane:
     ) -> web.StreamResponse:
         match route:
             case None:
-                if (told := self._cors.preflight(request)) is not None:
-                    return told
+                if (allowed := self._cors.preflight(request)) is not None:
+                    return allowed
                 no = Refusal(Code.NOT_FOUND, self._cors.why_not(request))
-                return models.plain(no, routes.voice(request.rel_url.raw_path))
+                told = replies.no_websocket(no) if routes.by_websocket(request) else no
+                return models.plain(told, routes.voice(request.rel_url.raw_path))
             case routes.Quick.ALIVE:
                 return models.alive(request)
             case routes.Quick.MODELS:

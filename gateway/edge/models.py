@@ -183,9 +183,14 @@ def plain(refusal: Refusal | replies.Answer, voice: Voice = OPENAI) -> web.Respo
     """The refusal of a request that leaves no record."""
     refused = replies.refused(refusal) if isinstance(refusal, Refusal) else refusal
     status, body = voice.whole(refused)
-    return web.Response(
+    answer = web.Response(
         status=status,
         body=body,
         headers=refused.headers,
         content_type=replies.JSON,
     )
+    if (
+        "connection" in refused.headers
+    ):  # the last on its connection: said, it has to be done as well
+        answer.force_close()
+    return answer

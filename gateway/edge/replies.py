@@ -75,7 +75,7 @@ ADVICE: Final = {
     ),
     Code.INVALID_REQUEST: "Correct the request; sending it again will not help.",
     Code.UNAUTHORIZED: (
-        "Send one from this server's operator as 'Authorization: Bearer …' or 'x-api-key: …'."
+        "Send one from this server's operator as 'Authorization: Bearer …', 'x-api-key: …' or 'api-key: …'."
     ),
     Code.FORBIDDEN: "Ask the operator for access.",
     Code.NOT_FOUND: "Only the inference routes of this API pass the gate.",
@@ -94,12 +94,22 @@ ADVICE: Final = {
 }
 """What the client can do about each refusal."""
 
+PLAIN_HTTP: Final = {"upgrade": "HTTP/1.1", "connection": "upgrade, close"}
+"""Of a 426: what is spoken here. Nothing else can be read on a connection that was to change its protocol."""
+
+TOO_LONG: Final = "The prompt is too long: {} tokens > {} maximum."
+"""What a client looks for that makes room by itself: few look at the code, most at the words, in just these
+letters (LangChain) and with both numbers (Claude Code, Qwen Code). They are Anthropic's own, which all know."""
+
 
 def refused(refusal: Refusal, *, param: str | None = None, status: int | None = None) -> Answer:
     """A refusal as an answer; `status` where HTTP has a closer one than the code's."""
     status = STATUS[refusal.code] if status is None else status
+    words = [_sentence(refusal.message, param), ADVICE[refusal.code]]
+    if refusal.code is Code.CONTEXT_LENGTH_EXCEEDED:
+        words.insert(0, TOO_LONG.format(refusal.needed, refusal.available))
     error: dict[str, Any] = {
-        "message": f"{_sentence(refusal.message, param)} {ADVICE[refusal.code]}",
+        "message": " ".join(words),
         "type": _type(status),
         "param": param,
         "code": refusal.code.value,
@@ -136,6 +146,13 @@ def too_large(size: int, limit: int) -> Refusal:
     """A body over the limit, bytes: so much was announced, or read so far."""
     words = f"the body has {size} bytes or more; the limit is {limit}"
     return Refusal(Code.BODY_TOO_LARGE, words, size, limit)
+
+
+def no_websocket(refusal: Refusal) -> Answer:
+    """Whoever would rather speak by a websocket is told which protocol is spoken. Codex asks so first, and on
+    this status goes on with a POST at once; a 404 it tries seven times (0.171)."""
+    answer = refused(refusal, status=426)
+    return replace(answer, headers={**answer.headers, **PLAIN_HTTP})
 
 
 def coded() -> Answer:
@@ -203,6 +220,7 @@ def _type(status: int) -> str:
         401: "authentication_error",
         403: "permission_error",
         404: "not_found_error",
+        426: "not_found_error",
         429: "rate_limit_error",
         503: "server_error",
     }.get(status, "invalid_request_error")

@@ -9,6 +9,7 @@ second spelling of a route that the engine would understand and this table would
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from gateway.edge.dialects import Dialect
 from gateway.edge.dialects.anthropic import Messages
@@ -19,6 +20,9 @@ from gateway.edge.dialects.prompts import Classify, Embeddings, Rerank, Score
 from gateway.edge.dialects.responses import Responses
 from gateway.edge.dialects.sglang import Generate
 from gateway.edge.voices import ANTHROPIC, OLLAMA, OPENAI, Voice
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 
 class Quick(StrEnum):
@@ -87,6 +91,16 @@ def find(method: str, raw_path: str) -> Route | None:
     if method == "GET" and _names_a_model(raw_path):
         return Quick.MODELS
     return ROUTES.get((method, raw_path))
+
+
+def by_websocket(request: web.BaseRequest) -> bool:
+    """Whether a route that is here is asked to be spoken with by a websocket."""
+    wanted = request.headers.get("upgrade", "").lower()
+    return (
+        request.method == "GET"
+        and wanted == "websocket"
+        and bool(methods(request.rel_url.raw_path))
+    )
 
 
 def why_not(raw_path: str) -> str:

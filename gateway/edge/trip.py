@@ -38,6 +38,7 @@ NOT_FORWARDED = frozenset(
         "authorization",  # the client's key is for us; the server's is added per server
         "cookie",
         "x-api-key",
+        "api-key",
         "content-encoding",  # the body that goes on is ours
         "x-body-compressed",  # the engine would decompress what we did not count
         "x-data-parallel-rank",  # the ledger decided the rank

@@ -101,6 +101,7 @@ KINDS: Final = {
     408: "timeout_error",
     413: "request_too_large",
     415: "invalid_request_error",
+    426: "not_found_error",
     429: "rate_limit_error",
     504: "timeout_error",
     529: "overloaded_error",

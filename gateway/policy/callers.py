@@ -83,7 +83,7 @@ class Client(Section):
     nobody."""
 
     key_env: EnvName | None = None
-    """Environment variable with this client's key, taken as a bearer token or x-api-key. Default
+    """Environment variable with this client's key, taken as a bearer token, x-api-key or api-key. Default
     none. Only a SHA-256 of the key is kept in memory."""
 
     key_file: FilePath | None = None

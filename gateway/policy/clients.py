@@ -261,5 +261,6 @@ def _keys(headers: Mapping[str, str]) -> Iterator[str]:
     scheme, _, token = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         yield token.strip()
-    if key := headers.get("x-api-key", "").strip():
-        yield key
+    for name in ("x-api-key", "api-key"):  # Anthropic's SDKs; those for Azure
+        if key := headers.get(name, "").strip():
+            yield key

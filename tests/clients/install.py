@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PYTHON = (
     "anthropic==2.14.0",
     "openai==3.57.0",
+    "langchain-openai==1.7.4",
     "litellm==1.110.2",
     "mini-swe-agent==2.4.6",
     "ollama==0.6.3",

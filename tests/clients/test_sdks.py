@@ -112,6 +112,14 @@ async def test_litellm(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("clients")
+async def test_langchain(tmp_path: Path) -> None:
+    async with gate(tmp_path) as (app, _):
+        saw = await run(*program("use_langchain.py", app))
+        assert (saw["output"], saw["stream"], saw["tools"], saw["many"]) == (8, 8, 8, 12)
+        assert saw["too_long"] == [True, True], "its agents shorten a history that is told so"
+
+
+@pytest.mark.usefixtures("clients")
 async def test_ollama(tmp_path: Path) -> None:
     async with gate(tmp_path) as (app, _):
         saw = await run(*program("use_ollama.py", app))

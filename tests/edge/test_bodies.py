@@ -324,6 +324,7 @@ async def test_headers_forwarded(rig) -> None:
     sent = {
         "authorization": "Bearer client-key",
         "x-api-key": "client-key",
+        "api-key": "client-key",
         "cookie": "a=b",
         "x-override-rid": "x",
         "X-Override-Anything": "x",
@@ -349,7 +350,14 @@ async def test_headers_forwarded(rig) -> None:
     seen = rig.engine.seen[0]
     assert seen.received.target == CHAT + "?x=1&y=%2F"
     got = seen.headers
-    gone = ("authorization", "x-api-key", "cookie", "x-override-rid", "x-override-anything")
+    gone = (
+        "authorization",
+        "x-api-key",
+        "api-key",
+        "cookie",
+        "x-override-rid",
+        "x-override-anything",
+    )
     gone += ("x-data-parallel-rank", "x-mine", "te", "proxy-authorization", "keep-alive")
     assert not set(gone) & got.keys()
     assert got["accept-encoding"] == "identity"

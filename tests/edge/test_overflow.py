@@ -185,7 +185,7 @@ async def test_chats_of_ollama_s_likewise(start) -> None:
         large = [*messages[:3], {"role": "user", "content": words(2000)}]
         got = await rig.post(API_CHAT, {**body, "messages": large})
         assert (got.status, got.code) == (400, "context_length_exceeded")
-        assert got.error.startswith("Even without its older turns it needs 2")
+        assert "Even without its older turns it needs 2" in got.error
 
 
 @pytest.mark.parametrize("api", [CHAT, MESSAGES])
@@ -198,14 +198,14 @@ async def test_what_may_not_go_and_does_not_fit_is_refused_with_its_numbers(
         got = await rig.post(api, body)
         assert got.status == 400
         message = got.error["message"]
-        assert message.startswith("Even without its older turns it needs 2"), message
+        assert "Even without its older turns it needs 2" in message
         assert "the KV pool here is 2026" in message
         assert "x-kvgate-trimmed" not in got.headers
         assert rig.records[0]["prompt_tokens"] == 4 * 204 + 2004, "of the request as it came"
         assert rig.engine.seen == []
         # Where nothing could go, the words are as ever.
         got = await rig.post(api, {**body, "messages": [large]})
-        assert got.error["message"].startswith("Needs 2")
+        assert " Needs 2" in got.error["message"]
 
 
 async def test_the_fewest_turns_are_sent_where_their_answer_is_short_and_no_stub(start) -> None:
@@ -245,7 +245,7 @@ async def test_only_turns_are_trimmed(start) -> None:
             got = await rig.post(api, {"model": "tiny", **body})
             assert (got.status, got.code) == (400, "context_length_exceeded"), api
             words_ = got.error if isinstance(got.error, str) else got.error["message"]
-            assert not words_.startswith("Even"), "nothing was tried"
+            assert "Even without" not in words_, "nothing was tried"
 
 
 async def test_in_the_shadow_everything_goes_as_it_came(start) -> None:

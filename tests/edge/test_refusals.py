@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gateway.core.model import Code, Refusal
 from gateway.edge import replies
 from tests.edge.rig import CHAT, TEXT, chat
 from tests.fakes.behaviour import Behaviour
+from tests.fakes.typed import MESSAGES, RESPONSES
 
 FULL = {"prompt": [1] * 20, "max_tokens": 5000, "stream": True}
 
@@ -39,7 +41,7 @@ def test_each_code_has_a_status_a_type_and_something_to_do(code: Code) -> None:
     answer = replies.refused(Refusal(code, "it does not fit", 7, 5, 3, 2.25, 4.2))
     error = json.loads(answer.body)["error"]
     assert error["code"] == code.value
-    assert error["message"].startswith("It does not fit. ")
+    assert "It does not fit. " in error["message"]
     assert len(error["message"]) > 30
     assert (error["needed"], error["available"], error["position"]) == (7, 5, 3)
     assert answer.headers["x-kvgate-error-source"] == "gateway"
@@ -49,6 +51,32 @@ def test_each_code_has_a_status_a_type_and_something_to_do(code: Code) -> None:
     else:
         assert "retry-after" not in answer.headers
         assert answer.headers.get("x-should-retry") == (None if answer.status == 401 else "false")
+
+
+SAYS_TOO_LONG = {
+    "LangChain 1.x": r"(?-i:prompt is too long)",
+    "Claude Code 2.1": r"prompt is too long\D*(?P<needed>\d+)\s*tokens?\s*>\s*(?P<available>\d+)",
+    "Qwen Code": r"(?P<needed>\d+)\s*tokens?\s*>\s*(?P<available>\d+)\s*maximum\b",
+    "OpenCode, pi": r"prompt is too long",
+}
+"""What clients look for before they make room by themselves; none of these looks at the code."""
+
+
+@pytest.mark.parametrize("client", SAYS_TOO_LONG)
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, MESSAGES, "/api/chat", "/api/generate"])
+async def test_that_a_prompt_is_too_long_is_said_so_that_clients_know(
+    rig, path: str, client
+) -> None:
+    words = " w" * 4000
+    said = {"messages": [{"role": "user", "content": words}], "prompt": words, "input": words}
+    got = await rig.post(path, {"model": "tiny", "max_tokens": 5, **said})
+    assert (got.status, got.code) == (400, "context_length_exceeded")
+    error = got.error if isinstance(got.error, dict) else got.json()
+    message = got.error if isinstance(got.error, str) else error["message"]
+    found = re.search(SAYS_TOO_LONG[client], message, re.IGNORECASE)
+    assert found, message
+    for name, number in found.groupdict().items():
+        assert int(number) == error[name]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
 from gateway.edge import handler
+from gateway.tokens.responses import PACKED, UNPACKED
 from tests.edge.test_messages import told
 from tests.edge.test_refusals import Busy
 from tests.fakes.behaviour import Behaviour, queue_full
@@ -69,8 +72,11 @@ KEPT_OUT: list[dict[str, Any]] = [
     {"background": True},
     {"conversation": "conv_1"},
     {"tools": [{"type": "web_search"}]},
-    {"tools": [TOOL, {"type": "mcp"}]},
+    {"tools": [{"type": "namespace", "name": "n", "tools": [TOOL]}, {"type": "mcp"}]},
     {"tools": {"a": 1}},
+    {"tools": [TOOL, {"name": "b"}]},
+    {"tools": [TOOL, {"type": ["function"]}]},
+    {"tools": [TOOL, 7]},
     {"max_output_tokens": 1},
     {"input": ""},
     {"input": [7]},
@@ -82,6 +88,42 @@ async def test_what_the_gate_could_not_follow_is_refused(rig) -> None:
         got = await rig.post(RESPONSES, {"model": "tiny", "input": "a", **fields})
         assert (got.status, got.code) == (400, "invalid_request"), fields
     assert rig.engine.seen == []
+
+
+TAKES_TEXT: Any = {"type": "custom", "name": "patch", "description": "Edits."}
+CODEX: Any = [
+    {"type": "namespace", "name": "agents", "tools": [TOOL]},
+    TOOL,
+    {"type": "web_search", "external_web_access": False},
+    TAKES_TEXT,
+    {"type": "local_shell"},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_an_agent_s_tools_those_go_on_that_it_runs_itself(rig, stream: bool) -> None:
+    """Codex lists a search of the web and others beside its own, whoever serves it."""
+    body = {"model": "tiny", "input": "a", "tools": CODEX, "stream": stream}
+    got = await rig.post(RESPONSES, {**body, "store": False, "max_output_tokens": 5})
+    assert got.status == 200
+    assert rig.engine.seen[0].body["tools"] == [TOOL, TAKES_TEXT]
+    fewer = await rig.post(RESPONSES, {**body, "tools": [TOOL, TAKES_TEXT]})
+    assert fewer.headers["x-kvgate-prompt-tokens"] == got.headers["x-kvgate-prompt-tokens"]
+
+
+async def test_packed_thoughts_that_burst_are_refused(rig) -> None:
+    """How they are counted: tests/tokens/test_requests.py."""
+
+    def body(thoughts: bytes) -> Any:
+        blob = PACKED + base64.urlsafe_b64encode(zlib.compress(thoughts)).decode()
+        return {"input": [{"type": "reasoning", "encrypted_content": blob}, TURNS[0]]}
+
+    got = await rig.post(RESPONSES, body(bytes(UNPACKED + 1)))
+    assert (got.status, got.code) == (400, "invalid_request")
+    assert "encrypted_content" in got.error["message"]
+    assert rig.engine.seen == []
+    assert (await rig.post(RESPONSES, body(b"hm"))).status == 200
+    assert rig.engine.seen[0].body["input"] == body(b"hm")["input"], "goes on as it came"
 
 
 async def test_a_full_queue_of_the_engine_is_waited_out(rig, monkeypatch) -> None:

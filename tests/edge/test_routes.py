@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.edge.rig import (
@@ -171,18 +173,35 @@ async def test_absolute_form_of_an_open_route_is_the_route_and_only_its_path_goe
     assert rig.engine.seen[0].received.target == "/v1/chat/completions?a=1"
 
 
-@pytest.mark.parametrize("path", ["/v1/realtime", "/flush_cache", "/generate"])
+WEBSOCKET = (
+    "connection: upgrade",
+    "upgrade: WebSocket",
+    "sec-websocket-version: 13",
+    "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime", "/flush_cache", "/v1/response"])
 async def test_an_upgrade_header_opens_nothing(rig, path: str) -> None:
-    fields = (
-        "connection: upgrade",
-        "upgrade: websocket",
-        "sec-websocket-version: 13",
-        "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==",
-    )
     async with rig.socket() as peer:
-        await peer.send(request(path, b"", *fields, method="GET"))
+        await peer.send(request(path, b"", *WEBSOCKET, method="GET"))
         status, _ = await peer.head()
     assert status == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/generate"])
+async def test_who_would_speak_by_a_websocket_is_told_to_post_and_does_not_ask_again(
+    rig, path: str
+) -> None:
+    answer = await rig.raw(request(path, b"", *WEBSOCKET, method="GET"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 426")
+    fields = {line.lower() for line in head.decode().split("\r\n")}
+    assert {"upgrade: http/1.1", "connection: upgrade, close"} <= fields
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"]) == ("not_found", "not_found_error")
+    assert "this route takes POST" in body.decode().replace("This", "this")
+    assert rig.engine.seen == []
 
 
 async def test_connect_is_no_way_through(rig) -> None:

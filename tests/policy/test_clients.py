@@ -41,6 +41,8 @@ def identify(policy: Policy, env: dict[str, str] | None = None) -> Identify:
         ({"authorization": "bearer   sk-planted-blue "}, "blue"),
         ({"x-api-key": "sk-planted-red"}, "red"),
         ({"authorization": "Bearer EMPTY", "x-api-key": "sk-planted-blue"}, "blue"),
+        ({"api-key": "sk-planted-red"}, "red"),
+        ({"x-api-key": "EMPTY", "api-key": "sk-planted-blue"}, "blue"),
         ({"x-team": "green"}, "team"),
         ({"x-team": "green", "x-api-key": "sk-planted-red"}, "red"),
     ],
@@ -80,7 +82,9 @@ def test_the_refusal_tells_a_missing_key_from_an_unknown_one_and_quotes_neither(
     assert "other" not in repr(unknown)
 
 
-@given(st.dictionaries(st.sampled_from(["authorization", "x-api-key", "x-team"]), ANY_TEXT))
+@given(
+    st.dictionaries(st.sampled_from(["authorization", "x-api-key", "api-key", "x-team"]), ANY_TEXT)
+)
 def test_no_header_makes_it_raise(headers: dict[str, str]) -> None:
     assert isinstance(identify(KEYED).resolve(headers), str | Unauthorized)
 

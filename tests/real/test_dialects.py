@@ -119,6 +119,48 @@ async def test_a_response_and_its_stream(gate: Gate) -> None:
     assert gate.reserved() == 0
 
 
+FUNCTION: Any = {"type": "function", "name": "read", "parameters": {"type": "object"}}
+CODEX: Any = {
+    "input": [
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": role,
+            "content": [{"type": "input_text", "text": "Hi."}],
+        }
+        for role in ("developer", "user")
+    ],
+    "tools": [
+        FUNCTION,
+        {"type": "namespace", "name": "agents", "tools": [FUNCTION]},
+        {"type": "web_search", "external_web_access": False},
+        {"type": "custom", "name": "patch", "description": "Edits.", "format": {"type": "text"}},
+    ],
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"summary": "auto"},
+    "prompt_cache_key": "a",
+    "client_metadata": {"session_id": "a"},
+    "parallel_tool_calls": True,
+    "store": False,
+}
+"""As Codex 0.171 words it."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_codex_sends_is_answered(
+    http: aiohttp.ClientSession, gate: Gate, stream: bool
+) -> None:
+    asked = {**CODEX, "model": MODEL_NAME, "max_output_tokens": 8, "stream": stream}
+    async with http.post(gate.url + "/v1/responses", json=asked) as answer:
+        said = (await answer.read()).decode()
+    assert answer.status == 200, said
+    told = json.loads(said.splitlines()[-2].removeprefix("data: ")) if stream else json.loads(said)
+    usage = told["response"]["usage"] if stream else told["usage"]
+    prompt = usage.get("input_tokens", usage.get("prompt_tokens"))
+    assert int(answer.headers["x-kvgate-prompt-tokens"]) >= prompt, "never below the server's own"
+    assert gate.reserved() == 0
+
+
 OLLAMA: list[tuple[str, dict[str, Any]]] = [
     ("/api/chat", {"messages": PLAIN}),
     ("/api/chat", {"messages": [{"role": "system", "content": "Be brief."}, *PLAIN]}),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from typing import Any
 
 import pytest
 
 from gateway.tokens import Counter, CountRefused, Kind, Method
 from gateway.tokens.request import read
-from gateway.tokens.responses import chat_from_responses
+from gateway.tokens.responses import PACKED, UNPACKED, chat_from_responses
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}
 SAID = {"role": "assistant", "content": [{"type": "output_text", "text": "y"}]}
@@ -21,7 +24,7 @@ def messages(body: dict[str, Any]) -> Any:
 def test_instructions_and_developers_are_one_system_message() -> None:
     items = [{"role": "developer", "content": "b"}, {"role": "user", "content": "c"}]
     assert messages({"instructions": "a", "input": items}) == [
-        {"role": "system", "content": "a\n\nb"},
+        {"role": "system", "content": "a\n\nDeveloper instructions:\nb"},
         {"role": "user", "content": "c"},
     ]
     assert messages({"input": "c"}) == [{"role": "user", "content": "c"}]
@@ -45,9 +48,58 @@ def test_a_role_that_is_no_text_breaks_nothing(role: Any) -> None:
 
 def test_only_functions_are_tools() -> None:
     tools = [{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}]
+    tools.append({"type": "namespace", "name": "n", "tools": tools[:1]})
     chat = chat_from_responses({"input": "a", "tools": tools, "reasoning": {"effort": "low"}})
     assert chat["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     assert (chat["tool_choice"], chat["reasoning_effort"]) == ("auto", "low")
+
+
+def test_a_tool_that_takes_a_text_is_a_function_with_one_argument() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x+/"}
+    tool = {"type": "custom", "name": "patch", "description": "Edits.", "format": grammar}
+    called = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": 'a "b"'}
+    result = {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}
+    chat = chat_from_responses({"input": [called, result], "tools": [tool]})
+    function = chat["tools"][0]["function"]
+    assert function["name"] == "patch"
+    assert function["description"].startswith("Edits.\n\n")
+    assert function["description"].endswith("lark grammar:\nstart: /x+/")
+    assert list(function["parameters"]["properties"]) == ["input"]
+    call, told = chat["messages"]
+    assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"input": 'a "b"'}
+    assert told == {"role": "tool", "tool_call_id": "c", "content": "done"}
+
+
+def packed(text: bytes) -> dict[str, Any]:
+    """Thoughts as 0.5.23 gives them to a client that keeps nothing of it."""
+    return {
+        "type": "reasoning",
+        "encrypted_content": PACKED + base64.urlsafe_b64encode(zlib.compress(text)).decode(),
+    }
+
+
+def test_packed_thoughts_are_counted_as_what_they_become() -> None:
+    (turn,) = messages({"input": [packed("hm 嗯".encode())]})
+    assert turn == {"role": "assistant", "reasoning_content": "hm 嗯"}
+    in_words = {**packed(b"long" * 99), "summary": [{"text": "short"}]}
+    (turn,) = messages({"input": [in_words]})
+    assert turn["reasoning_content"] == "short", "as the engine takes it"
+
+
+@pytest.mark.parametrize("blob", ["", "!", "AAA", "eJw", None, 7, []])
+def test_thoughts_that_cannot_be_unpacked_are_none(blob: Any) -> None:
+    whole = PACKED + blob if isinstance(blob, str) else blob
+    item = {"type": "reasoning", "encrypted_content": whole}
+    assert messages({"input": [item, {"role": "user", "content": "a"}]})[0]["role"] == "user"
+
+
+@pytest.mark.parametrize("items", [1, 3])
+def test_thoughts_that_become_more_than_anybody_thinks_are_refused(items: int) -> None:
+    """A thousandth of it is sent: 64 MiB of them would be 64 GiB at the engine, which looks at no size."""
+    bomb = packed(b"w " * (UNPACKED // 2 // items + 1))
+    assert len(bomb["encrypted_content"]) < UNPACKED // 100
+    with pytest.raises(CountRefused, match="encrypted_content"):
+        messages({"input": [bomb] * items})
 
 
 @pytest.mark.parametrize("arguments", [None, "{", "7", {"a": 1}, 7, "[" * 100_000])

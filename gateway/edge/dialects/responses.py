@@ -3,7 +3,9 @@
 What the engine would keep or do on its own is not let through: a stored conversation has a length
 that nobody here has counted, an answer in the background goes on after its client has left, and a
 built-in tool makes the engine generate again and again, each time with all that is left of the
-context for a cap (0.5.6-0.5.23). So `store` is always sent as false.
+context for a cap (0.5.6-0.5.23). So `store` is always sent as false, and of the tools go on those
+that the client runs itself. Agents list others beside them, whoever serves them (Codex: a search
+of the web); the engine shows these to none but a few models, and a request is no worse without.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
     from gateway.core.model import Grant
 
 CAP = "max_output_tokens"
-OURS = "function"
-"""The kind of tool that the client runs itself."""
+OURS = ("function", "custom")
+"""The kinds of tools that the client runs itself, and that are counted. The second takes a text: to the model
+it is a function with one argument (0.5.23), or nothing (0.5.17)."""
 
 LEAST = 3
 """The engine takes two tokens off this cap (0.5.6-0.5.17), and refuses what is then negative."""
@@ -86,6 +89,8 @@ class Responses:
         out[CAP] = grant.demand.cap
         out["request_id"] = rid
         out["store"] = False
+        if tools := out.get("tools"):
+            out["tools"] = [tool for tool in tools if tool["type"] in OURS]
         if out.get("stream") is not None:
             out["stream"] = intent.stream
         return guard.dump(out)
@@ -98,11 +103,17 @@ def _effort(body: Body) -> str | None:
 
 
 def _check_tools(tools: object) -> None:
+    """Whoever lists only tools that would be left out wants just these, and is told. Raises Invalid."""
     if tools is None:
         return
     if not isinstance(tools, list):
         raise Invalid("tools must be a list", "tools")
     for tool in tools:
-        if not isinstance(tool, dict) or tool.get("type") != OURS:
-            msg = f"only tools of type {OURS!r} are allowed through this gate: the engine runs the others itself, without a cap"
-            raise Invalid(msg, "tools")
+        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+            raise Invalid("a tool must be an object with a type", "tools")
+    if tools and not any(tool["type"] in OURS for tool in tools):
+        msg = (
+            f"only tools of type {' or '.join(OURS)} are allowed through this gate: the engine runs the others "
+            "itself, without a cap, or not at all"
+        )
+        raise Invalid(msg, "tools")

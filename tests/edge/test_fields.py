@@ -429,3 +429,19 @@ async def test_an_image_costs_what_the_served_model_makes_of_it(
         assert got.status == status
         if status == 200:
             assert 64 <= rig.records[0]["prompt_tokens"] <= 64 + text + 10
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (CHAT, chat(n=None, stream=None, max_tokens=2), {"n": 1, "stream": False}),
+        (TEXT, {"prompt": "a", "n": None, "stream": None}, {"n": 1, "stream": False}),
+        ("/v1/messages", chat(stream=None, max_tokens=2), {"stream": False}),
+        (GENERATE, {"text": "a", "stream": None}, {"stream": False}),
+        ("/v1/responses", {"input": "a", "stream": None}, {"stream": False}),
+    ],
+)
+async def test_null_is_told_as_it_was_understood(rig, path: str, body: Any, told: Any) -> None:
+    """The engine's own reader takes no null for what it has a number or a choice for."""
+    assert (await rig.post(path, body)).status == 200
+    assert rig.engine.seen[0].body.items() >= told.items()

@@ -48,7 +48,7 @@ class Messages:
         """See `Dialect.write`. The rank goes in a header."""
         out = guard.strip(body)
         out[CAP] = grant.demand.cap
-        if out.get("stream") is not None:
+        if "stream" in out:
             out["stream"] = intent.stream
         return guard.dump(out)
 

@@ -152,9 +152,10 @@ def _wants_usage(body: Body) -> bool:
 
 def _finish(out: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
     out["rid"] = rid
-    # Told as they were understood: "2" and 2.0 are numbers here, so they are for the engine.
+    # Told as they were understood: "2" and 2.0 are numbers here, so they are for the engine. Of null, absent here,
+    # the engine makes a 400.
     for field, value in (("n", intent.n), ("stream", intent.stream)):
-        if out.get(field) is not None:
+        if field in out:
             out[field] = value
     if intent.strip_usage:
         options: dict[str, Any] = out.get("stream_options") or {}

@@ -91,7 +91,7 @@ class Responses:
         out["store"] = False
         if tools := out.get("tools"):
             out["tools"] = [tool for tool in tools if tool["type"] in OURS]
-        if out.get("stream") is not None:
+        if "stream" in out:
             out["stream"] = intent.stream
         return guard.dump(out)
 

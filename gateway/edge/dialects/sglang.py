@@ -110,7 +110,7 @@ class Generate:
             if isinstance(params, list)
             else capped(_params(body)[0])
         )
-        if out.get("stream") is not None:
+        if "stream" in out:
             out["stream"] = intent.stream
         out["rid"] = rid if _batch(out) is None else [f"{rid}_{i}" for i in range(_batch(out) or 0)]
         if engine.ranks > 1:

@@ -309,7 +309,7 @@ class DataPlane:
 
         Raises UpstreamError, _Unreserved, and Invalid for what cannot be written on the wire.
         """
-        lease = flight.lease
+        lease, limits = flight.lease, self._policy.limits
 
         def on_write() -> None:
             if lease.void:
@@ -329,9 +329,10 @@ class DataPlane:
                 [*trip.forwarded_headers(), *flight.backend.headers_to(lease.grant.pool.rank)],
                 data,
                 first_byte_timeout_s=self._first_byte_s(intent),
-                idle_timeout_s=self._policy.limits.idle_s,
+                idle_timeout_s=limits.idle_s,
                 on_write=on_write,
                 anew=anew,
+                at_work=partial(flight.backend.at_work, limits.answer_s - limits.idle_s),
             )
         except ValueError as error:
             msg = f"the request cannot be passed on: {error}"

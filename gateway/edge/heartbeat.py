@@ -119,6 +119,8 @@ class Heart:
             yield
             return
 
+        timer: asyncio.TimerHandle | None = None
+
         def look(last: int | None) -> None:
             nonlocal timer
             said = pieces.said()

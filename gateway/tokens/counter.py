@@ -233,7 +233,7 @@ class Counter:
                     # Behind the server, or in its place.
                     at = 1 if why.reason == UNASKABLE else len(ways)
                     ways[at:] = [("estimate", Method.ESTIMATE, local.estimate)]
-            except Busy:
+            except (Busy, CountRefused):
                 raise
             except Exception:  # noqa: BLE001 - a client gets a number whatever breaks in ours
                 self._fallbacks[f"{name}_error"] += 1

@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.dialects.hazards import MOST_TOP, SAMPLING, check_stop_patterns
+from gateway.edge.dialects.hazards import (
+    LONGEST_STOPS,
+    MOST_STOP_TEXTS,
+    MOST_TOP,
+    SAMPLING,
+    check_stop_patterns,
+)
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
-from tests.fakes.typed import SCORE
+from tests.fakes.typed import MESSAGES, SCORE
 
 BODIES: dict[str, Any] = {CHAT: chat(max_tokens=2), TEXT: {"prompt": "a", "max_tokens": 2}}
 LISTED = {"input_ids": [[1], [2]], "return_logprob": True}
@@ -73,6 +79,52 @@ async def test_ids_that_index_into_nothing_are_refused(rig, path: str, body: Any
     got = await rig.post(path, body)
     assert (got.status, got.code) == (400, "invalid_request"), got.body
     assert "token id" in got.error["message"].lower()
+    assert rig.engine.seen == []
+
+
+MANY = [f"stop {i}" for i in range(MOST_STOP_TEXTS + 1)]
+LONG = "x" * (LONGEST_STOPS + 1)
+
+
+def stopping(path: str, stops: Any) -> Any:
+    match path:
+        case "/generate":
+            return generate(stop=stops)
+        case "/v1/messages":
+            return chat(max_tokens=2, stop_sequences=stops)
+        case "/api/chat":
+            return chat(stream=False, options={"stop": stops, "num_predict": 2})
+    return BODIES[path] | {"stop": stops}
+
+
+ALL_THAT_STOP = pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE, MESSAGES, API_CHAT])
+
+
+@ALL_THAT_STOP
+@pytest.mark.parametrize("stops", [MANY, [LONG], ["y", LONG[:1000], LONG[:1001]]])
+async def test_more_stops_than_people_write_are_refused(rig, path: str, stops: Any) -> None:
+    """The scheduler looks for each in all that was written, after each token of everybody."""
+    got = await rig.post(path, stopping(path, stops))
+    assert (got.status, got.code) == (400, "invalid_request"), got.body
+    assert "at most" in got.body.decode() or "characters in all" in got.body.decode()
+    assert rig.engine.seen == []
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
+async def test_one_long_stop_that_is_no_list_is_refused_too(rig, path: str) -> None:
+    assert (await rig.post(path, stopping(path, LONG))).status == 400
+
+
+@ALL_THAT_STOP
+async def test_stops_as_people_write_them_pass(rig, path: str) -> None:
+    for stops in ([], ["\n\n", "User:"], MANY[1:], [LONG[1:]]):
+        assert (await rig.post(path, stopping(path, stops))).status == 200, stops
+
+
+async def test_each_set_of_parameters_has_stops_of_its_own(rig) -> None:
+    each = [{"stop": MANY[1:]}, {"stop": MANY}]
+    got = await rig.post(GENERATE, {"text": ["a", "b"], "sampling_params": each})
+    assert (got.status, got.code) == (400, "invalid_request")
     assert rig.engine.seen == []
 
 

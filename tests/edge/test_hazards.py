@@ -82,6 +82,51 @@ async def test_ids_that_index_into_nothing_are_refused(rig, path: str, body: Any
     assert rig.engine.seen == []
 
 
+def told(path: str, cap: int, top: int, *, stream: bool = True) -> Any:
+    match path:
+        case "/v1/chat/completions":
+            return chat(max_tokens=cap, stream=stream, logprobs=True, top_logprobs=top)
+        case "/v1/completions":
+            return {"prompt": "a", "max_tokens": cap, "stream": stream, "logprobs": top}
+    params = {"max_new_tokens": cap}
+    fields = {"top_logprobs_num": top, "return_text_in_logprobs": True, "stream": stream}
+    return native(sampling_params=params, **fields)
+
+
+THREE = pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
+
+
+@THREE
+async def test_alternatives_that_are_spelled_out_anew_for_each_token_are_bounded(
+    start, path: str
+) -> None:
+    """sgl-project/sglang#17005: 626 ms for everybody at each token, of 2,000 with 20 alternatives."""
+    async with start(version="0.5.6") as rig:
+        for cap, top in ((1_000, 5), (309, 20), (1_420, 0)):
+            got = await rig.post(path, told(path, cap, top))
+            assert (got.status, got.code) == (400, "invalid_request"), (cap, top, got.body)
+            assert "do not stream" in got.body.decode()
+        assert rig.engine.seen == []
+        for cap, top in ((577, 5), (300, 20), (1_400, 0)):
+            assert (await rig.post(path, told(path, cap, top))).status == 200, (cap, top)
+        assert (await rig.post(path, told(path, 1_000, 20, stream=False))).status == 200
+
+
+@THREE
+async def test_later_ones_spell_them_out_once(start, path: str) -> None:
+    async with start(version="0.5.12") as rig:
+        assert (await rig.post(path, told(path, 1_000, 20))).status == 200
+
+
+async def test_without_log_probabilities_there_is_nothing_to_spell_out(start) -> None:
+    async with start(version="0.5.6") as rig:
+        for body in (
+            chat(max_tokens=1_900, stream=True),
+            chat(max_tokens=1_900, stream=True, logprobs=False),
+        ):
+            assert (await rig.post(CHAT, body)).status == 200
+
+
 MANY = [f"stop {i}" for i in range(MOST_STOP_TEXTS + 1)]
 LONG = "x" * (LONGEST_STOPS + 1)
 

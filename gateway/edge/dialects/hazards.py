@@ -51,6 +51,35 @@ def names_kill(engine: Engine) -> bool:
     return first <= engine.version < mended
 
 
+TOLD_ONCE: Final = (0, 5, 12)
+"""Before it the engine's HTTP process, which serves everybody, spells out the alternatives of the whole answer
+so far for each piece of a stream (sgl-project/sglang#17005; at 0.5.6 in its code, at 0.5.12 no more)."""
+
+MOST_TOLD: Final = 2_000_000
+"""Alternatives, and the token itself, times the square of the tokens, in such a stream. One takes 10 us (Qwen's
+vocabulary), so this is 10 s of that process: 577 tokens with 5 alternatives, 1,414 with none."""
+
+
+def check_told(tops: object, cap: int, engine: Engine, field: str) -> None:
+    """Log-probabilities of a stream of up to `cap` tokens, `tops` alternatives each. Raises Invalid."""
+    each = 1 + max(
+        (
+            guard.whole(one, field) or 0
+            for one in (tops if isinstance(tops, list) else [tops])
+            if not isinstance(one, bool)
+        ),
+        default=0,
+    )
+    if engine.version >= TOLD_ONCE or each * cap * cap <= MOST_TOLD:
+        return
+    version, most = ".".join(map(str, engine.version)), math.isqrt(MOST_TOLD // each)
+    msg = (
+        f"{field} in a stream of up to {cap:,} tokens would hold up everybody on SGLang {version}, which spells "
+        f"all of them out again for each token; limit the answer to {most:,} tokens, or do not stream"
+    )
+    raise Invalid(msg, field)
+
+
 REALS: Final = (
     *("temperature", "top_p", "min_p"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),

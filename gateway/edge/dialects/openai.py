@@ -70,6 +70,8 @@ class Chat:
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
         """See `Dialect.write`."""
         out = guard.strip(body)
+        if intent.stream and guard.flag(body.get("logprobs"), "logprobs"):
+            hazards.check_told(body.get("top_logprobs"), grant.demand.cap, engine, "logprobs")
         both = OLD in out and NEW in out
         if both:
             field = NEW if engine.version >= NEW_BINDS_FROM else OLD
@@ -127,6 +129,8 @@ class Text:
         """See `Dialect.write`."""
         out = guard.strip(body)
         out[OLD] = grant.demand.cap
+        if intent.stream and body.get("logprobs") is not None:
+            hazards.check_told(body["logprobs"], grant.demand.cap, engine, "logprobs")
         return _finish(out, intent, grant, rid, engine)
 
 

@@ -30,6 +30,7 @@ USUAL = 128
 
 
 NAMED = "token_ids_logprob"
+SPELLED = "return_text_in_logprobs"
 
 
 class Generate:
@@ -94,6 +95,9 @@ class Generate:
             raise Invalid(msg, NAMED)
         out = guard.strip(body)
         limit = grant.demand.cap
+        spelled = body.get("return_logprob") and guard.flag(body.get(SPELLED), SPELLED)
+        if intent.stream and spelled:
+            hazards.check_told(body.get("top_logprobs_num"), limit, engine, SPELLED)
 
         def capped(params: dict[str, Any]) -> dict[str, Any]:
             own = guard.cap(params.get(CAP), CAP, zero_is_unset=False)

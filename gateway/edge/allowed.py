@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.edge.dialects import Invalid, pointers
+from gateway.edge.dialects.hazards import HEAVY_TOKENS
 
 if TYPE_CHECKING:
     from gateway.edge.dialects import Body, Dialect, Intent
     from gateway.policy.schema import Limits
     from gateway.tokens import Counted
-
-HEAVY_TOKENS = 2_048
-"""Longest prompt for which log-probabilities over the prompt are allowed: the engine makes rows ×
-vocabulary floats, 1.7-2.8 GiB for 2,048 rows, outside every pool (0.5.6 and 0.5.12 unchunked)."""
 
 
 def intent(dialect: Dialect, body: Body, limits: Limits) -> Intent:

@@ -19,6 +19,7 @@ from gateway.edge.dialects.hazards import (
     check_stop_patterns,
 )
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat
+from tests.fakes.behaviour import Behaviour
 from tests.fakes.typed import MESSAGES, SCORE
 
 BODIES: dict[str, Any] = {CHAT: chat(max_tokens=2), TEXT: {"prompt": "a", "max_tokens": 2}}
@@ -110,6 +111,34 @@ async def test_alternatives_that_are_spelled_out_anew_for_each_token_are_bounded
         for cap, top in ((577, 5), (300, 20), (1_400, 0)):
             assert (await rig.post(path, told(path, cap, top))).status == 200, (cap, top)
         assert (await rig.post(path, told(path, 1_000, 20, stream=False))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("cap", "fields", "fits"),
+    [
+        (8_000, {}, True),
+        (8_001, {}, False),
+        (1_745, {"top_logprobs_num": 20}, True),
+        (1_746, {"top_logprobs_num": 20}, False),
+        (1_746, {"top_logprobs_num": 20, "stream": False}, True),
+        (1_746, {"top_logprobs_num": 20, "return_logprob": False}, True),
+        (644, {"top_logprobs_num": 20, "logprob_start_len": 0}, False),
+        (643, {"top_logprobs_num": 20, "logprob_start_len": 0}, True),
+        (8_001, {"text": ["a", "b"], "top_logprobs_num": [0, 20]}, False),
+    ],
+)
+async def test_pieces_that_hold_all_of_an_answer_are_bounded(
+    start, cap: int, fields: dict[str, Any], fits: bool
+) -> None:
+    """sgl-project/sglang#21583: the text of each piece is new, its log-probabilities are all there are."""
+    async with start(pool=40_000, context=20_000, version="0.5.17") as rig:
+        rig.engine.default = Behaviour(tokens=2)
+        params = {"max_new_tokens": cap}
+        body = native(**{"sampling_params": params, "stream": True, **fields})
+        got = await rig.post(GENERATE, body)
+        assert got.status == (200 if fits else 400), got.body
+        assert fits or "do not stream" in got.body.decode()
+        assert len(rig.engine.seen) == fits
 
 
 @THREE

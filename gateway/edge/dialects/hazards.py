@@ -51,6 +51,10 @@ def names_kill(engine: Engine) -> bool:
     return first <= engine.version < mended
 
 
+HEAVY_TOKENS: Final = 2_048
+"""Longest prompt for which log-probabilities over the prompt are allowed: the engine makes rows ×
+vocabulary floats, 1.7-2.8 GiB for 2,048 rows, outside every pool (0.5.6 and 0.5.12 unchunked)."""
+
 TOLD_ONCE: Final = (0, 5, 12)
 """Before it the engine's HTTP process, which serves everybody, spells out the alternatives of the whole answer
 so far for each piece of a stream (sgl-project/sglang#17005; at 0.5.6 in its code, at 0.5.12 no more)."""
@@ -62,14 +66,7 @@ vocabulary), so this is 10 s of that process: 577 tokens with 5 alternatives, 1,
 
 def check_told(tops: object, cap: int, engine: Engine, field: str) -> None:
     """Log-probabilities of a stream of up to `cap` tokens, `tops` alternatives each. Raises Invalid."""
-    each = 1 + max(
-        (
-            guard.whole(one, field) or 0
-            for one in (tops if isinstance(tops, list) else [tops])
-            if not isinstance(one, bool)
-        ),
-        default=0,
-    )
+    each = _each(tops, field)
     if engine.version >= TOLD_ONCE or each * cap * cap <= MOST_TOLD:
         return
     version, most = ".".join(map(str, engine.version)), math.isqrt(MOST_TOLD // each)
@@ -78,6 +75,33 @@ def check_told(tops: object, cap: int, engine: Engine, field: str) -> None:
         f"all of them out again for each token; limit the answer to {most:,} tokens, or do not stream"
     )
     raise Invalid(msg, field)
+
+
+MOST_SENT: Final = 64_000_000
+"""The same in a stream of /generate, where each piece holds the log-probabilities of the whole answer so far, in
+every version: some 15 bytes each, so this is 1 GB, for the engine's HTTP process to write and for the gate to
+pass on. 8,000 tokens with none, 1,746 with 20."""
+
+
+def check_sent(tops: object, cap: int, prompt: int, field: str) -> None:
+    """`prompt`: how many tokens of it are told of as well, in each piece. Raises Invalid."""
+    each = _each(tops, field)
+    if each * cap * (cap + 2 * prompt) <= MOST_SENT:
+        return
+    most = max(1, math.isqrt(MOST_SENT // each + prompt * prompt) - prompt)
+    msg = (
+        f"{field} in a stream of up to {cap:,} tokens: each piece holds those of all before it, which comes to "
+        f"gigabytes; limit the answer to {most:,} tokens, or do not stream"
+    )
+    raise Invalid(msg, field)
+
+
+def _each(tops: object, field: str) -> int:
+    """Numbers told for one token: its own and its alternatives', of the prompt that asks for most."""
+    many = tops if isinstance(tops, list) else [tops]
+    return 1 + max(
+        (guard.whole(one, field) or 0 for one in many if not isinstance(one, bool)), default=0
+    )
 
 
 REALS: Final = (

@@ -95,9 +95,12 @@ class Generate:
             raise Invalid(msg, NAMED)
         out = guard.strip(body)
         limit = grant.demand.cap
-        spelled = body.get("return_logprob") and guard.flag(body.get(SPELLED), SPELLED)
-        if intent.stream and spelled:
-            hazards.check_told(body.get("top_logprobs_num"), limit, engine, SPELLED)
+        if intent.stream and body.get("return_logprob"):
+            tops = body.get("top_logprobs_num")
+            told = hazards.HEAVY_TOKENS if intent.heavy else 0
+            hazards.check_sent(tops, limit, told, "return_logprob")
+            if guard.flag(body.get(SPELLED), SPELLED):
+                hazards.check_told(tops, limit, engine, SPELLED)
 
         def capped(params: dict[str, Any]) -> dict[str, Any]:
             own = guard.cap(params.get(CAP), CAP, zero_is_unset=False)

@@ -29,8 +29,14 @@ def intent(dialect: Dialect, body: Body, limits: Limits) -> Intent:
     return read
 
 
-def check(asked: Intent, counted: Counted) -> None:
-    """Whether its prompts may be so long. Raises Invalid."""
+def check(asked: Intent, counted: Counted, limits: Limits) -> None:
+    """Whether its prompts may be so long, and its images so large. Raises Invalid."""
+    if counted.pixels > limits.image_pixels:
+        msg = (
+            f"the images have {counted.pixels:,} pixels in all; the most this gate allows is "
+            f"{limits.image_pixels:,}. Make them smaller: the model sees few of them"
+        )
+        raise Invalid(msg)
     if not counted.prompts:
         raise Invalid("there is no prompt")
     if not all(counted.prompts):  # a sequence of none in a batch ends the scheduler

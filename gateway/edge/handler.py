@@ -239,7 +239,7 @@ class DataPlane:
 
         counted = await counting.count(backends, intent.kind, body, size, rule.name)
         trip.counted(counted)
-        allowed.check(intent, counted)
+        allowed.check(intent, counted, self._policy.limits)
         headers = trip.request.headers
         backends = self._callers.routed(rule.name, intent, counted, headers, backends)
 

@@ -83,6 +83,11 @@ class Limits(Section):
     port. For pictures that lie inside; with `media: data` these are the only ones. Default none: which hosts
     may be read by whoever may ask is not for us to guess."""
 
+    image_pixels: Count = 1 << 29
+    """Most pixels of all images of one request together, where they come in its body. The engine unpacks all
+    of them into its main memory before it makes them smaller, 3 bytes a pixel and a copy, and it is killed where that is
+    not there; a few kilobytes of PNG are enough. Default 536,870,912: 44 photographs of 12 million, some 2.6 GB."""
+
     connect_s: Seconds = 5.0
     """Longest wait for a TCP connection to the server, seconds. Default 5: a listening server
     accepts in milliseconds even while its scheduler is busy; two lost SYNs fit (they are sent again after 1 and 3 s)."""

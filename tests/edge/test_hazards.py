@@ -6,7 +6,9 @@ is in any shape that the engine's own reader refuses in all versions that the ga
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from typing import Any
 
 import pytest
@@ -525,3 +527,29 @@ async def test_tokens_that_a_grammar_names_are_of_the_vocabulary(rig, path: str,
 async def test_other_numbers_in_grammars_are_no_tokens(rig, params: Any) -> None:
     got = await rig.post(GENERATE, generate(**params))
     assert got.status == 200, got.body
+
+
+def png(width: int, height: int) -> str:
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height) + b"\x08\x02"
+    return "data:image/png;base64," + base64.b64encode(head).decode()
+
+
+def pictured(path: str, *sources: str) -> Any:
+    if path == GENERATE:
+        return {"text": "a", "image_data": list(sources), "sampling_params": {"max_new_tokens": 2}}
+    parts = [{"type": "image_url", "image_url": {"url": source}} for source in sources]
+    return {"messages": [{"role": "user", "content": parts}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+async def test_images_that_fill_main_memory_are_refused(start, path: str) -> None:
+    """21,840 bytes of PNG took 5 s and 868 MiB at the engine, before any of its limits on sizes."""
+    limits = {"limits": {"image_pixels": 2_000_000}}
+    async with start(limits, pool=400_000, context=400_000) as rig:
+        for sources in ([png(1_000, 2_001)], [png(1_000, 1_000)] * 3, [png(20_000, 20_000)]):
+            got = await rig.post(path, pictured(path, *sources))
+            assert (got.status, got.code) == (400, "invalid_request"), got.body
+            assert "pixels" in got.body.decode()
+        assert rig.engine.seen == []
+        got = await rig.post(path, pictured(path, *[png(1_000, 1_000)] * 2))
+        assert got.status == 200, got.body

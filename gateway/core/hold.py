@@ -29,6 +29,8 @@ class Hold:
     linger_until: float = 0.0
     lengths: Lengths | None = None  # what this answer adds to; None: nothing is forecast here
     seen: int = 0  # tokens streamed over all sequences; `generated` follows it, see `refresh`
+    looked: int = -1  # of these, at the last look by the clock, see `rounds`
+    silent: int = 0  # looks in a row that found no more
     bucket: int = -1  # of lengths, entered so far
     decoding_since: float = 0.0
     prediction: Prediction | None = None

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.edge.dialects import Invalid, pointers
+from gateway.edge.dialects.hazards import HEAVY_TOKENS
 
 if TYPE_CHECKING:
     from gateway.edge.dialects import Body, Dialect, Intent
     from gateway.policy.schema import Limits
     from gateway.tokens import Counted
-
-HEAVY_TOKENS = 2_048
-"""Longest prompt for which log-probabilities over the prompt are allowed: the engine makes rows ×
-vocabulary floats, 1.7-2.8 GiB for 2,048 rows, outside every pool (0.5.6 and 0.5.12 unchunked)."""
 
 
 def intent(dialect: Dialect, body: Body, limits: Limits) -> Intent:
@@ -32,8 +29,14 @@ def intent(dialect: Dialect, body: Body, limits: Limits) -> Intent:
     return read
 
 
-def check(asked: Intent, counted: Counted) -> None:
-    """Whether its prompts may be so long. Raises Invalid."""
+def check(asked: Intent, counted: Counted, limits: Limits) -> None:
+    """Whether its prompts may be so long, and its images so large. Raises Invalid."""
+    if counted.pixels > limits.image_pixels:
+        msg = (
+            f"the images have {counted.pixels:,} pixels in all; the most this gate allows is "
+            f"{limits.image_pixels:,}. Make them smaller: the model sees few of them"
+        )
+        raise Invalid(msg)
     if not counted.prompts:
         raise Invalid("there is no prompt")
     if not all(counted.prompts):  # a sequence of none in a batch ends the scheduler

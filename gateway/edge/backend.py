@@ -56,6 +56,10 @@ doubtful, or what one is like that a gate meets which has just been started. One
 is open again, after a tenth of a second, a tokenizer is read in two; this is what a connection may take to be
 made."""
 
+COUNTED_S = 30.0
+"""How old a count may be that has a silent stream in it, seconds: a prefill step of 8,192 tokens at 300
+tokens/s takes 27 s, and the engine makes no count meanwhile."""
+
 PROOFS = 2
 """Loads in a row that must show a request gone: one may have been taken between two events."""
 
@@ -121,6 +125,7 @@ class Backend:
         self._turn = asyncio.Event()
         self._loads: LoadsFacts | None = None
         self._loads_at = 0.0
+        self._counted_at = -math.inf  # when the engine's own count had all that we know of in it
         self._loads_came = asyncio.Event()
         self._counted_as: tuple[str, ...] | None = None
         self._disk = Clerk(f"tokenizer of {policy.name}")
@@ -241,6 +246,9 @@ class Backend:
     def took_loads(self, loads: LoadsFacts) -> None:
         """The watch read what the engine holds."""
         self._loads, self._loads_at = loads, self.now()
+        taken_at = self._loads_at - (loads.freshest_s or 0.0)
+        if loads.running + loads.waiting >= self._known(taken_at):
+            self._counted_at = taken_at
         self._loads_came.set()
 
     async def gone(self, since: float, start: int, wait_s: float) -> bool:
@@ -279,10 +287,19 @@ class Backend:
         if loads is None:
             return False
         taken_at = self._loads_at - (loads.age_s or 0.0)
-        # Requests just written may not be in it yet: they would stand in for one that is.
+        return taken_at >= since and loads.running + loads.waiting <= self._known(taken_at)
+
+    def _known(self, taken_at: float) -> int:
+        """Sequences that a count taken then must have in it. Requests just written may not be there yet:
+        they would stand in for one that is."""
         known = sum(s.sequences for s in self._running.values() if s.at <= taken_at - SETTLE_S)
-        known += sum(rank.steady for rank in self.others.values())
-        return taken_at >= since and loads.running + loads.waiting <= known
+        return known + sum(rank.steady for rank in self.others.values())
+
+    def at_work(self, most_s: float, over_s: float) -> bool:
+        """Whether the engine still has all that was sent to it, by its own count, so also a stream that has
+        been silent for `over_s` seconds too long: its parsers keep back arguments of a tool until they are
+        whole, and thoughts where they are not asked for. Not for more than `most_s`."""
+        return over_s < most_s and self.now() - self._counted_at <= COUNTED_S
 
     async def tokenize(self, body: dict[str, Any]) -> int:
         """The server's own count. Raises whatever an answer that is none makes it raise."""

@@ -240,7 +240,7 @@ class DataPlane:
 
         counted = await counting.count(backends, intent.kind, body, size, rule.name)
         trip.counted(counted)
-        allowed.check(intent, counted)
+        allowed.check(intent, counted, self._policy.limits)
         headers = trip.request.headers
         backends = self._callers.routed(rule.name, intent, counted, headers, backends)
 
@@ -310,7 +310,7 @@ class DataPlane:
 
         Raises UpstreamError, _Unreserved, and Invalid for what cannot be written on the wire.
         """
-        lease = flight.lease
+        lease, limits = flight.lease, self._policy.limits
 
         def on_write() -> None:
             if lease.void:
@@ -330,9 +330,10 @@ class DataPlane:
                 [*trip.forwarded_headers(), *flight.backend.headers_to(lease.grant.pool.rank)],
                 data,
                 first_byte_timeout_s=self._first_byte_s(intent),
-                idle_timeout_s=self._policy.limits.idle_s,
+                idle_timeout_s=limits.idle_s,
                 on_write=on_write,
                 anew=anew,
+                at_work=partial(flight.backend.at_work, limits.answer_s - limits.idle_s),
             )
         except ValueError as error:
             msg = f"the request cannot be passed on: {error}"

@@ -1,5 +1,6 @@
-"""A waiting stream is told that it waits, in the queue and for its first event: SSE comments or pings,
-which every client's parser drops, or (Ollama) a piece of an answer without a text.
+"""A waiting stream is told that it waits, in the queue, for its first event and, where the server is silent
+in between, for its next one: SSE comments or pings, which every client's parser drops, or (Ollama) a piece
+of an answer without a text.
 
 The first one brings the headers out, so from then on a complete answer (a refusal, an error of the
 engine) can only be told as one event in the stream, after which it ends without a [DONE]. Whoever
@@ -9,6 +10,7 @@ has its first event within the first interval sees nothing of all this.
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -17,9 +19,10 @@ from gateway.edge import replies
 from gateway.tasks import spawn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from gateway.core.model import RequestId
+    from gateway.edge.pieces import Pieces
     from gateway.edge.voices import Voice
     from gateway.gate import Gate
 
@@ -106,6 +109,31 @@ class Heart:
         if self._task is not None and not self._writing:
             self._task.cancel()
             self._task = None
+
+    @contextmanager
+    def between(self, pieces: Pieces) -> Iterator[None]:
+        """Beats in the silences of an answer that has begun: while the server's parsers keep the arguments of
+        a tool back its client hears nothing for minutes, and gives up."""
+        every_s, loop = self._every_s, asyncio.get_running_loop()
+        if every_s is None:
+            yield
+            return
+
+        timer: asyncio.TimerHandle | None = None
+
+        def look(last: int | None) -> None:
+            nonlocal timer
+            said = pieces.said()
+            timer = loop.call_later(every_s, look, said)
+            if said is not None and said == last:
+                with suppress(ConnectionError):  # it is gone, which the end of its answer finds out
+                    pieces.put(self._voice.beat(0, self._model))
+
+        timer = loop.call_later(every_s, look, pieces.said())
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     @property
     def is_open(self) -> bool:

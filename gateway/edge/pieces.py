@@ -30,12 +30,13 @@ class Pieces:
         "_feed",
         "_on_end",
         "_on_first",
-        "_put",
         "_reply",
         "_speaking",
         "_tap",
         "_teller",
         "_true_up",
+        "_wire",
+        "put",
     )
 
     def __init__(
@@ -55,7 +56,7 @@ class Pieces:
         self._backend, self._alive = backend, backend.alive
         self._true_up = lease.true_up
         self._teller = teller
-        self._put = wire.put
+        self._wire, self.put = wire, wire.put
         self._on_first, self._on_end = on_first, on_end
         self._speaking = False
 
@@ -76,4 +77,10 @@ class Pieces:
 
     def pass_on(self, data: bytes) -> bool:
         """... and write it to the client; whether it takes more at once."""
-        return not (forward := self.look(data)) or self._put(forward)
+        return not (forward := self.look(data)) or self.put(forward)
+
+    def said(self) -> int | None:
+        """How many events the client has had; None where nothing may be put between them now: inside one,
+        or while bytes wait for it already."""
+        whole = self._teller is not None or not self._tap.gap()
+        return self._tap.events if whole and self._wire.empty else None

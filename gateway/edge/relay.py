@@ -63,7 +63,6 @@ STALLED_S = 120.0
 """How long a client may take nothing while bytes wait for it; then it counts as gone. Longer than
 any pause of a reader that is alive, shorter than it takes a dozen stalled tabs to add up."""
 
-
 OTHER_FRAMING = ("content-length", "content-type", "content-encoding")
 """Headers of the engine that say nothing true of an answer in other words."""
 
@@ -162,8 +161,9 @@ class Relay:
                 await self._write(out, forward)
             else:
                 self._trip.request.writer.send_headers()
-            while not await reply.pour(pieces.pass_on):
-                await self._patiently(self._trip.request.writer.drain())
+            with self._trip.heart.between(pieces):
+                while not await reply.pour(pieces.pass_on):
+                    await self._patiently(self._trip.request.writer.drain())
             rest = tap.finish()
             if self._teller is not None:
                 rest = self._teller.finish()

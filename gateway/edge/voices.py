@@ -45,8 +45,8 @@ class Voice(Protocol):
         ...
 
     def beat(self, place: int | None, model: str) -> bytes:
-        """A sign of life for one that waits in `place` for `model`, or (None) for its first event;
-        parsers drop it."""
+        """A sign of life for one that waits in `place` for `model`, or (None) for its first event, or (0)
+        for its next one; parsers drop it."""
         ...
 
 
@@ -69,8 +69,8 @@ class OpenAi:
 
     def beat(self, place: int | None, model: str) -> bytes:  # noqa: ARG002 - a place says enough
         """See `Voice.beat`: a comment."""
-        if place is None:
-            return b": reading the prompt\n\n"
+        if not place:
+            return b": reading the prompt\n\n" if place is None else b": writing\n\n"
         return f": waiting, position {place}\n\n".encode()
 
 

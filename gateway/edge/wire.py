@@ -30,3 +30,9 @@ class Wire:
             raise ConnectionResetError("the client is gone")
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         return not self._protocol.writing_paused
+
+    @property
+    def empty(self) -> bool:
+        """Whether the client has taken all that was written."""
+        transport = self._protocol.transport
+        return transport is not None and not transport.get_write_buffer_size()

@@ -22,6 +22,7 @@ CHECKS: tuple[Callable[[Settings, Traffic], Iterator[Finding]], ...] = (
     checks_memory.prefill,
     checks_serving.speculative,
     checks_serving.scheduler,
+    checks_serving.adapters,
     checks_serving.environment,
     checks_exposure.doors,
     checks_exposure.keys,

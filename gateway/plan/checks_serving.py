@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gateway.plan.findings import Finding, Severity
 from gateway.plan.options import said
-from gateway.upstream.facts import NEWEST, OLDEST
+from gateway.upstream.facts import NEWEST, OLDEST, ServerFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,13 @@ that after 600 decode steps (SGLANG_INIT_NEW_TOKEN_RATIO, _MIN_…_FACTOR; 0.5.6
 
 ATTENTION_DP = 0.3
 """--enable-dp-attention multiplies the conservativeness by this."""
+
+LORAS_AT_ONCE = 8
+"""--max-loras-per-batch where it is not given (0.5.6-0.5.23)."""
+
+LORAS_COUNTED_SINCE = (0, 5, 17)
+"""From here the adapter of a prompt that is being read in chunks is counted with those that run; without it
+one too many gets into a batch, which an assertion ends the scheduler for (0.5.12)."""
 
 SILENT_POLL_S = 30
 LIMIT_SINCE = (0, 5, 17)
@@ -154,6 +161,28 @@ def scheduler(settings: Settings, _traffic: Traffic) -> Iterator[Finding]:
             "A conversation's history is prefilled anew at every turn.",
             "Leave it out unless every prompt is different.",
         )
+
+
+def adapters(settings: Settings, _traffic: Traffic) -> Iterator[Finding]:
+    """Whether all that may be asked for together can run together. The model without an adapter counts as one
+    more (sgl-project/sglang#23141, #25865)."""
+    listed = settings.pool.adapters if isinstance(settings.pool, ServerFacts) else ()
+    kinds, at_once = len(listed) + 1, settings.whole("max_loras_per_batch") or LORAS_AT_ONCE
+    if not listed or kinds <= at_once:
+        return
+    kills = settings.version is not None and settings.version < LORAS_COUNTED_SINCE
+    yield Finding(
+        Severity.ERROR if kills else Severity.WARNING,
+        "adapters_over_batch",
+        "--max-loras-per-batch",
+        f"{len(listed)} adapters and the model itself are {kinds} kinds of requests; {at_once} run at once. "
+        + (
+            "Where one more comes beside a prompt that is read in chunks, this version's scheduler ends."
+            if kills
+            else "Requests for the others wait inside the engine, where the gate does not see why."
+        ),
+        f"Set --max-loras-per-batch {kinds}, or serve fewer adapters here.",
+    )
 
 
 def sight(settings: Settings, _traffic: Traffic) -> Iterator[Finding]:

@@ -47,7 +47,7 @@ class Queue(Section):
 
     heartbeat_s: Seconds | None = None
     """How often a waiting stream is told, as its API does it (mostly an SSE comment), that it waits, in the
-    queue or for its first event, seconds. Its headers are out by the first: it is a 200 whatever comes, errors
+    queue, for its first event, or for the next one where its server has been silent for as long, seconds. Its headers are out by the first: it is a 200 whatever comes, errors
     are one event in it, and what is not known by then is in no header. Default none: SDKs act on status and
     Retry-After; set it where a proxy cuts connections that are silent."""
 
@@ -83,6 +83,11 @@ class Limits(Section):
     port. For pictures that lie inside; with `media: data` these are the only ones. Default none: which hosts
     may be read by whoever may ask is not for us to guess."""
 
+    image_pixels: Count = 1 << 29
+    """Most pixels of all images of one request together, where they come in its body. The engine unpacks all
+    of them into its main memory before it makes them smaller, 3 bytes a pixel and a copy, and it is killed where that is
+    not there; a few kilobytes of PNG are enough. Default 536,870,912: 44 photographs of 12 million, some 2.6 GB."""
+
     connect_s: Seconds = 5.0
     """Longest wait for a TCP connection to the server, seconds. Default 5: a listening server
     accepts in milliseconds even while its scheduler is busy; two lost SYNs fit (they are sent again after 1 and 3 s)."""
@@ -98,7 +103,10 @@ class Limits(Section):
 
     idle_s: Seconds = 300.0
     """Longest silence within a stream that has begun, seconds. Default 300: a request that SGLang
-    retracts is silent until it is prefilled again; 95 s was measured on a small pool."""
+    retracts is silent until it is prefilled again; 95 s was measured on a small pool. Longer, up to
+    `answer_s`, where the server's own count still has all that was sent to it: many of its parsers keep
+    a tool's arguments back until they are whole, so that a file of 9,000 tokens is five minutes of
+    silence at 30 tokens/s."""
 
     stall_s: Seconds = 30.0
     """How long a server with work of ours may show no sign of its scheduler (no byte of any answer,

@@ -85,6 +85,7 @@ async def build_counter(
     found = await calibrate(
         files.text, files.template, profile, remote, spec=files.spec, teacher=teacher
     )
+    found.local.marks = files.marks
     return Counter(
         local=found.local,
         remote=remote,

@@ -20,7 +20,7 @@ from gateway.core.model import Lead
 from gateway.tokens.bound import chat_outline, prompts_bound
 from gateway.tokens.encoders.words import NOT_LEARNED, UNASKABLE
 from gateway.tokens.faults import FAULTS, Unreadable, refused
-from gateway.tokens.images import MediaRules, media_tokens
+from gateway.tokens.images import MediaRules, media_tokens, pixels_of
 from gateway.tokens.line import Line
 from gateway.tokens.meter import Correction, Meter
 from gateway.tokens.model import Accuracy, Busy, Counted, CountRefused, Kind, Method
@@ -157,6 +157,7 @@ class Counter:
         if request.largest_id >= self._ids:
             msg = f"Token id {request.largest_id}: the largest here is {self._ids - 1}."
             raise CountRefused(msg)
+        pixels = pixels_of(request)
         basis, prompts, why = await self._best(request, body_bytes, client)
         in_text = 0 if basis is Method.BOUND else 1
         extra, media_exact = media_tokens(request, self._media, in_text)
@@ -177,7 +178,9 @@ class Counter:
         late = why == LATE
         fault = "" if late else why
         rough = request.rough
-        return Counted(whole, method, images, media_total, raw, basis, rough, lead, fault, late)
+        return Counted(
+            whole, method, images, media_total, raw, basis, rough, lead, fault, late, pixels
+        )
 
     def segments(self, kind: Kind, body: Mapping[str, Any]) -> list[tuple[str, int]]:
         """(text, tokens) of every added token and piece between them, for people who look.
@@ -233,7 +236,7 @@ class Counter:
                     # Behind the server, or in its place.
                     at = 1 if why.reason == UNASKABLE else len(ways)
                     ways[at:] = [("estimate", Method.ESTIMATE, local.estimate)]
-            except Busy:
+            except (Busy, CountRefused):
                 raise
             except Exception:  # noqa: BLE001 - a client gets a number whatever breaks in ours
                 self._fallbacks[f"{name}_error"] += 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
+import orjson
 
 from gateway.tokens.encoder import TextCounter, load_text_counter
 from gateway.tokens.encoders import Spec, spec_of
@@ -34,6 +35,7 @@ class Files:
     notes: tuple[str, ...]
     spec: Spec | None = None  # the encoder that writes chats instead of a template
     spelling: Spelling | None = None  # with an encoder: what it learns from is read with it
+    marks: Mapping[str, str] = field(default_factory=dict)  # see `marks_of`
 
 
 def read_files(
@@ -73,7 +75,27 @@ def read_files(
     processor = read_json(directory / "preprocessor_config.json")
     _, named = _model(directory)
     spelling = Spelling(content) if text is not None and spec is not None else None
-    return Files(text, template, processor, named or None, tuple(notes), spec, spelling)
+    marks = marks_of(read_json(directory / "config.json") or {}, content)
+    return Files(text, template, processor, named or None, tuple(notes), spec, spelling, marks)
+
+
+def marks_of(config: Mapping[str, Any], tokenizer: bytes) -> dict[str, str]:
+    """By modality, the token that stands in a prompt for an image, a video or a sound, as text. `config` is
+    config.json, which names it by its id; `tokenizer` the bytes of tokenizer.json."""
+    named = {
+        modality: number
+        for modality in ("image", "video", "audio")
+        for name in (f"{modality}_token_id", f"{modality}_token_index")
+        if isinstance(number := config.get(name), int)
+    }
+    if not named or not tokenizer:
+        return {}
+    try:
+        added = orjson.loads(tokenizer).get("added_tokens") or ()
+        texts = {token["id"]: token["content"] for token in added}
+    except (ValueError, AttributeError, TypeError, KeyError):
+        return {}
+    return {modality: texts[number] for modality, number in named.items() if texts.get(number)}
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, object]:

@@ -24,16 +24,16 @@ from gateway.tokens.encoders import Spec, Written, encode
 from gateway.tokens.encoders.dsv4 import template_effort
 from gateway.tokens.encoders.words import NO_WORDS, UNASKABLE, Words
 from gateway.tokens.line import Line, Overtaken
-from gateway.tokens.model import Busy
+from gateway.tokens.model import Busy, CountRefused
 from gateway.tokens.profile import NotPrepared, Prepared, Profile, flattened, prepare
 from gateway.tokens.template import RenderError
 from gateway.tokens.vocabulary import OutOfTime, Unencodable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from gateway.tokens.encoder import TextCounter
-    from gateway.tokens.request import Request
+    from gateway.tokens.request import Media, Request
     from gateway.tokens.template import ChatTemplate
 
 INLINE_BYTES: Final = 16 << 10
@@ -85,6 +85,8 @@ class LocalCounter:
         self._template = template
         self._spec = spec
         self._words = words
+        self.marks: Mapping[str, str] = {}
+        """By modality, what stands for a medium in a prompt: one of them for each that is sent."""
         self._profile = profile
         self._threads = ThreadPoolExecutor(
             THREADS + SPARE, thread_name_prefix="count", initializer=_give_way
@@ -164,13 +166,31 @@ class LocalCounter:
             if self._spec is not None:
                 return (self._count_written(self.written(request.chat, self._spec), request.lead),)
             text, continued = self.rendered(request.chat)
+            self._check_marks(text, request.media)
             count = self._counting(request.lead)
             return (count(text) + (count(continued) if continued else 0),)
         count = self._counting(request.lead if len(request.prompts) == 1 else None)
+        for index, prompt in enumerate(request.prompts if request.media else ()):
+            if isinstance(prompt, str):
+                self._check_marks(prompt, [one for one in request.media if one.prompt == index])
         return tuple(
             prompt if isinstance(prompt, int) else self._text.prefix + count(prompt)
             for prompt in request.prompts
         )
+
+    def _check_marks(self, text: str, media: Sequence[Media]) -> None:
+        """Whether a prompt has a mark for more media than come with it, as where somebody has written one:
+        the engine takes it for one of them, and answers a bare 500 (0.5.12-0.5.23). Schedulers have ended of such
+        a mismatch (sgl-project/sglang#38022; not tried here). Without media it is a token as any. Raises CountRefused.
+        """
+        for modality, mark in self.marks.items() if media else ():
+            sent = sum(one.modality == modality for one in media)
+            if sent and text.count(mark) > sent:
+                msg = (
+                    f"The text has {mark!r} in it, which stands for {modality} data in this model, more often "
+                    "than such data come with the request. Write it otherwise, with a space in it."
+                )
+                raise CountRefused(msg)
 
     def _count_written(self, written: Written, lead: list[tuple[int, int]]) -> int:
         count = self._counting(lead)

@@ -49,6 +49,7 @@ class Counted:
     lead: Lead = NO_LEAD  # how its one prompt begins
     fault: str = field(default="", repr=False)  # what is wrong with a body that was only bounded
     late: bool = False  # only bounded, as the server was asked and gave no count in time
+    pixels: int = 0  # of all images that are in the body
 
     @property
     def total(self) -> int:

@@ -105,6 +105,7 @@ class Client:
         idle_timeout_s: float | None = None,
         on_write: Callable[[], None] | None = None,
         anew: Callable[[], bytes] | None = None,
+        at_work: Callable[[float], bool] | None = None,
     ) -> Reply:
         """Send a request and return its reply at once; `Reply.head` waits for the answer.
 
@@ -112,6 +113,7 @@ class Client:
         reads of the body. `on_write` is called when a connection is there, in the very step in
         which the first byte is written (each time, should it be sent once more); what it raises
         passes, nothing is written then. `anew` makes the body of a second try, of the same length.
+        `at_work` is asked whether a body that is silent for longer, by so many seconds, is waited on.
 
         Raises:
             UpstreamError: CONNECT, NO_WAY, TLS or OURS; nothing has been sent then.
@@ -134,6 +136,7 @@ class Client:
             idle_s=idle_timeout_s,
             resend=(head, anew or (lambda: body), without_body) if kept else None,
             on_write=on_write,
+            at_work=at_work,
         )
 
     async def again(

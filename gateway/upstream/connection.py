@@ -40,6 +40,10 @@ _COPY_LIMIT = 64 * 1024
 _KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 _HEAD_TOO_LONG = f"its response head is over {HEAD_LIMIT} bytes"
+_AGAIN_S = 5.0
+"""How often a silence beyond its limit is looked at, where somebody knows better: so soon after the
+engine has lost a request its client is told."""
+
 _BODILESS = frozenset((204, 304))
 _SWITCHING_PROTOCOLS = 101
 _FIRST_FINAL_STATUS = 200
@@ -78,6 +82,8 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._deadline: float | None = None
+        self._silent_from = 0.0  # when the silence that goes on was beyond its limit
+        self._prolonged: float | None = None  # the deadline that this was moved to
 
     @property
     def usable(self) -> bool:
@@ -156,10 +162,22 @@ class Connection(asyncio.Protocol):
         elif now - self._timer_at > LATE_S:  # we were away: what came meanwhile is not read yet
             self._deadline = now + ROOM_S
             self._arm(self._deadline)
+        elif self._at_work(deadline, now):
+            self._deadline = self._prolonged = now + _AGAIN_S
+            self._arm(self._deadline)
         elif self._exchange is not None and self._exchange.head_done:
             self.fail(Failure.IDLE_TIMEOUT, "The engine went silent in the middle of its answer.")
         else:
             self.fail(Failure.FIRST_BYTE_TIMEOUT, "The engine did not begin to answer in time.")
+
+    def _at_work(self, deadline: float, now: float) -> bool:
+        """Whether a body that has been silent for too long is waited on all the same."""
+        exchange = self._exchange
+        if exchange is None or not exchange.head_done or exchange.at_work is None:
+            return False
+        if deadline != self._prolonged:  # another silence than the last
+            self._silent_from = deadline
+        return exchange.at_work(now - self._silent_from)
 
     # ---- asyncio.Protocol -------------------------------------------------------------------
 

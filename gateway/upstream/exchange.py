@@ -30,6 +30,7 @@ class Exchange:
         "_sink",
         "_sink_error",
         "_waiter",
+        "at_work",
         "ended",
         "head_done",
         "headers",
@@ -47,6 +48,9 @@ class Exchange:
         self.ended = False  # the last body byte has arrived; it may still be unread
         self.unread = 0
         self.without_body = without_body  # the answer to a HEAD
+        self.at_work: Callable[[float], bool] | None = None
+        """Asked where the body has been silent for longer than it may, by so many seconds: whether the
+        engine is known to be at work on it, so that it is waited on."""
         self._connection: Connection | None = connection
         self._chunks: list[bytes] = []
         self._error: UpstreamError | None = None

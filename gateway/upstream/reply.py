@@ -32,6 +32,7 @@ class Reply:
     """
 
     __slots__ = (
+        "_at_work",
         "_client",
         "_exchange",
         "_first_byte_s",
@@ -53,8 +54,10 @@ class Reply:
         idle_s: float | None,
         resend: tuple[bytes, Callable[[], bytes], bool] | None,
         on_write: Callable[[], None] | None,
+        at_work: Callable[[float], bool] | None = None,
     ) -> None:
         """`resend` is the request, where its connection had been used before."""
+        self._at_work = exchange.at_work = at_work
         self._client = client
         self._exchange = exchange
         self._foreign = False
@@ -114,6 +117,7 @@ class Reply:
             if resend is None or not raced or late or self._client.closed:
                 raise
             self._exchange = await self._client.again(*resend, on_write)
+            self._exchange.at_work = self._at_work
             self._headers = None
             await self._exchange.head(self._first_byte_s)
         self.forget()

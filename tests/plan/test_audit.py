@@ -188,6 +188,27 @@ def test_each_check_speaks_and_is_silent(code, bad, good):
     assert code not in codes(server(**good))
 
 
+@pytest.mark.parametrize(
+    ("version", "listed", "at_once", "severity"),
+    [
+        ("0.5.12", 8, None, Severity.ERROR),
+        ("0.5.17", 8, None, Severity.WARNING),
+        ("0.5.12", 7, None, None),
+        ("0.5.12", 2, 2, Severity.ERROR),
+        ("0.5.12", 2, 3, None),
+        ("0.5.12", 0, 1, None),
+    ],
+)
+def test_adapters_that_do_not_run_together(version, listed, at_once, severity):
+    """sgl-project/sglang#23141: one adapter too many in a batch, and nobody is served."""
+    answers = copy.deepcopy(REAL[version])
+    base = answers["models"]["data"][0]["id"]
+    answers["models"]["data"] += [{"id": f"a{i}", "parent": base} for i in range(listed)]
+    info = answers["server_info"] | ({} if at_once is None else {"max_loras_per_batch": at_once})
+    got = codes(of_server(info, answers["models"], answers["model_info"]))
+    assert got.get("adapters_over_batch") is severity
+
+
 def test_attention_dp_lowers_conservativeness_itself():
     args = {"schedule_conservativeness": 0.3, "enable_dp_attention": True}
     assert "conservativeness_low" not in codes(server(**args))

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tokens import Counter, Kind, MediaRules, Method
-from gateway.tokens.images import image_tokens, rules_for, size_of_header, size_of_source
+from gateway.tokens import Counter, CountRefused, Kind, MediaRules, Method
+from gateway.tokens.images import (
+    LARGEST_IMAGE,
+    image_tokens,
+    rules_for,
+    size_of_header,
+    size_of_source,
+)
 
 QWEN25 = rules_for(
     "qwen2_5_vl", {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056}
@@ -152,7 +158,7 @@ async def test_a_placeholder_becomes_its_image():
         (image("data:image/png;base64,AAAA"), QWEN3, 16_384),
         ({"type": "video_url", "video_url": {"url": "https://example.org/v"}}, QWEN25, 120_000),
         ({"type": "input_audio", "input_audio": {"data": "AAAA"}}, QWEN25, 8_192),
-        (image(url(png(40_000, 40_000)), max_pixels=1 << 40), QWEN25, 1429 * 1429),
+        (image(url(png(13_000, 13_000)), max_pixels=1 << 40), QWEN25, 465 * 465),
     ],
 )
 async def test_what_cannot_be_known_costs_its_ceiling(part, rules, tokens):
@@ -181,3 +187,34 @@ def test_the_source_is_not_in_a_repr():
     from gateway.tokens.request import Media
 
     assert "secret" not in repr(Media("image", "data:secret"))
+
+
+def pictured(*sources):
+    parts = [{"type": "image_url", "image_url": {"url": source}} for source in sources]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
+def inline(data):
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize(
+    ("sources", "pixels"),
+    [
+        ([inline(png(4000, 3000)), inline(jpeg(100, 50))], 12_005_000),
+        ([inline(png(13_377, 13_377))], 13_377**2),
+        (["https://example.org/a.png"], 0),
+        ([inline(b"II*\0" + bytes(60))], LARGEST_IMAGE),  # a TIFF: as large as it may be
+        ([base64.b64encode(png(10, 10)).decode()], 100),
+    ],
+)
+async def test_pixels_of_a_request(sources, pixels):
+    counted = await Counter().count(Kind.CHAT, pictured(*sources), 100)
+    assert counted.pixels == pixels
+
+
+@pytest.mark.parametrize("size", [(13_378, 13_378), (1, 2**31), (2**31, 2**31)])
+async def test_an_image_that_no_reader_takes_is_refused(size):
+    """sgl-project/sglang#28587: it would be unpacked before it is made smaller."""
+    with pytest.raises(CountRefused, match="pixels"):
+        await Counter().count(Kind.CHAT, pictured(inline(png(*size))), 100)

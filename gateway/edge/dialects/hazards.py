@@ -51,6 +51,59 @@ def names_kill(engine: Engine) -> bool:
     return first <= engine.version < mended
 
 
+HEAVY_TOKENS: Final = 2_048
+"""Longest prompt for which log-probabilities over the prompt are allowed: the engine makes rows ×
+vocabulary floats, 1.7-2.8 GiB for 2,048 rows, outside every pool (0.5.6 and 0.5.12 unchunked)."""
+
+TOLD_ONCE: Final = (0, 5, 12)
+"""Before it the engine's HTTP process, which serves everybody, spells out the alternatives of the whole answer
+so far for each piece of a stream (sgl-project/sglang#17005; at 0.5.6 in its code, at 0.5.12 no more)."""
+
+MOST_TOLD: Final = 2_000_000
+"""Alternatives, and the token itself, times the square of the tokens, in such a stream. One takes 10 us (Qwen's
+vocabulary), so this is 10 s of that process: 577 tokens with 5 alternatives, 1,414 with none."""
+
+
+def check_told(tops: object, cap: int, engine: Engine, field: str) -> None:
+    """Log-probabilities of a stream of up to `cap` tokens, `tops` alternatives each. Raises Invalid."""
+    each = _each(tops, field)
+    if engine.version >= TOLD_ONCE or each * cap * cap <= MOST_TOLD:
+        return
+    version, most = ".".join(map(str, engine.version)), math.isqrt(MOST_TOLD // each)
+    msg = (
+        f"{field} in a stream of up to {cap:,} tokens would hold up everybody on SGLang {version}, which spells "
+        f"all of them out again for each token; limit the answer to {most:,} tokens, or do not stream"
+    )
+    raise Invalid(msg, field)
+
+
+MOST_SENT: Final = 64_000_000
+"""The same in a stream of /generate, where each piece holds the log-probabilities of the whole answer so far, in
+every version: some 15 bytes each, so this is 1 GB, for the engine's HTTP process to write and for the gate to
+pass on. 8,000 tokens with none, 1,746 with 20."""
+
+
+def check_sent(tops: object, cap: int, prompt: int, field: str) -> None:
+    """`prompt`: how many tokens of it are told of as well, in each piece. Raises Invalid."""
+    each = _each(tops, field)
+    if each * cap * (cap + 2 * prompt) <= MOST_SENT:
+        return
+    most = max(1, math.isqrt(MOST_SENT // each + prompt * prompt) - prompt)
+    msg = (
+        f"{field} in a stream of up to {cap:,} tokens: each piece holds those of all before it, which comes to "
+        f"gigabytes; limit the answer to {most:,} tokens, or do not stream"
+    )
+    raise Invalid(msg, field)
+
+
+def _each(tops: object, field: str) -> int:
+    """Numbers told for one token: its own and its alternatives', of the prompt that asks for most."""
+    many = tops if isinstance(tops, list) else [tops]
+    return 1 + max(
+        (guard.whole(one, field) or 0 for one in many if not isinstance(one, bool)), default=0
+    )
+
+
 REALS: Final = (
     *("temperature", "top_p", "min_p"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -179,6 +232,29 @@ def check_stop_ids(params: Mapping[str, Any], least: str) -> None:
         raise Invalid(msg, field)
 
 
+MOST_STOP_TEXTS: Final = 32
+"""Texts in `stop`, as 0.5.23 has it (sgl-project/sglang#37029). Before it there is no bound, and the scheduler
+looks for each in all that was written, after each token of everybody: with 16,000 tokens of Qwen's, 32 take
+3 ms a token, 1,000 take 77 and 10,000 take 676."""
+
+LONGEST_STOPS: Final = 2_000
+"""Characters of all of them. The scheduler decodes as many tokens again at each step as the longest has, and
+holds the end of the text against each of its beginnings (0.5.6-0.5.23): 0.5 ms a token for one of 2,000, and
+117 ms for one of 60,000. People stop at words and lines."""
+
+
+def check_stops(params: Mapping[str, Any], field: str = "stop") -> None:
+    """Raises Invalid. What is no text is left to the engine's reader, or to `check_sampling`."""
+    given = params.get(field)
+    texts = given if isinstance(given, list) else [given]
+    if len(texts) > MOST_STOP_TEXTS:
+        msg = f"{field} has {len(texts):,} texts; send {MOST_STOP_TEXTS} at most"
+        raise Invalid(msg, field)
+    if sum(len(text) for text in texts if isinstance(text, str)) > LONGEST_STOPS:
+        msg = f"{field} is longer than {LONGEST_STOPS:,} characters in all; send what the texts begin with"
+        raise Invalid(msg, field)
+
+
 LONGEST_PATTERN: Final = 1_000
 """Characters, of all patterns of a request together. People write a few dozen; a thousand are read
 in 50 ms at most, wide ranges apart (`ways.BREADTH`)."""
@@ -295,6 +371,7 @@ def check_sampling(params: Mapping[str, Any]) -> None:
     check_names(params)
     check_numbers(params, native=True)
     check_bias(params, native=True)
+    check_stops(params)
     stop = params.get("stop")
     texts = stop if isinstance(stop, list) else [stop]
     if stop is not None and not all(isinstance(text, str) for text in texts):

@@ -51,6 +51,7 @@ class Chat:
         hazards.check_stop_ids(body, LEAST)
         hazards.check_bias(body)
         hazards.check_keys(body)
+        hazards.check_stops(body)
         hazards.check_stop_patterns(body)
         hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
@@ -69,6 +70,8 @@ class Chat:
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
         """See `Dialect.write`."""
         out = guard.strip(body)
+        if intent.stream and guard.flag(body.get("logprobs"), "logprobs"):
+            hazards.check_told(body.get("top_logprobs"), grant.demand.cap, engine, "logprobs")
         both = OLD in out and NEW in out
         if both:
             field = NEW if engine.version >= NEW_BINDS_FROM else OLD
@@ -100,6 +103,7 @@ class Text:
         hazards.check_stop_ids(body, LEAST)
         hazards.check_bias(body)
         hazards.check_keys(body)
+        hazards.check_stops(body)
         hazards.check_stop_patterns(body)
         hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
@@ -125,6 +129,8 @@ class Text:
         """See `Dialect.write`."""
         out = guard.strip(body)
         out[OLD] = grant.demand.cap
+        if intent.stream and body.get("logprobs") is not None:
+            hazards.check_told(body["logprobs"], grant.demand.cap, engine, "logprobs")
         return _finish(out, intent, grant, rid, engine)
 
 

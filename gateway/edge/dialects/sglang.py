@@ -30,6 +30,7 @@ USUAL = 128
 
 
 NAMED = "token_ids_logprob"
+SPELLED = "return_text_in_logprobs"
 
 
 class Generate:
@@ -94,6 +95,12 @@ class Generate:
             raise Invalid(msg, NAMED)
         out = guard.strip(body)
         limit = grant.demand.cap
+        if intent.stream and body.get("return_logprob"):
+            tops = body.get("top_logprobs_num")
+            told = hazards.HEAVY_TOKENS if intent.heavy else 0
+            hazards.check_sent(tops, limit, told, "return_logprob")
+            if guard.flag(body.get(SPELLED), SPELLED):
+                hazards.check_told(tops, limit, engine, SPELLED)
 
         def capped(params: dict[str, Any]) -> dict[str, Any]:
             own = guard.cap(params.get(CAP), CAP, zero_is_unset=False)

@@ -27,6 +27,9 @@ QUIET_WITHIN_S = 30.0
 Note = Callable[[str], None]
 """Takes one line for the report."""
 
+MEASURED = "measured"
+"""What such a line is called on its way from the test, which may run in another process."""
+
 _lines: list[str] = []
 
 
@@ -99,10 +102,17 @@ def report(request: pytest.FixtureRequest) -> Note:
     """Note a measurement: printed at once (see it with -s) and written to report.txt."""
 
     def note(line: str) -> None:
-        _lines.append(f"{request.node.name}: {line}")
+        request.node.user_properties.append((MEASURED, line))
         print(f"\n  {line}", end="")
 
     return note
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Collect what was measured."""
+    if report.when == "teardown":
+        name = report.nodeid.rpartition("::")[2]
+        _lines.extend(f"{name}: {line}" for kind, line in report.user_properties if kind == MEASURED)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -197,7 +197,7 @@ async def test_e04_readiness_costs_the_engine_no_generation(world) -> None:
 
 
 async def test_e12_a_silent_server_slows_nobody_on_another(two) -> None:
-    async with two({"limits": {"first_byte_s": 0.5, "answer_s": 0.5}}) as (rig, second):
+    async with two({"limits": {"first_byte_s": 1.0, "answer_s": 1.0}}) as (rig, second):
         second.default = Behaviour(tokens=1)
         rig.engine.default = Behaviour(never=True)
         silent = together(rig, TEXT, [FIVE | {"model": "m0"}] * 4)

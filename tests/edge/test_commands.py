@@ -23,6 +23,7 @@ from gateway.version import VERSION
 from tests.edge.rig import CHAT, Peer, chat, request
 from tests.fakes.behaviour import Behaviour
 from tests.fakes.sglang import FakeSGLang
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -143,10 +144,7 @@ async def test_a_gate_whose_one_line_nobody_takes_serves_all_the_same(tmp_path) 
         while os.write(writer, b"x" * 512):
             pass
     os.set_blocking(writer, True)
-    with socket.socket() as one, socket.socket() as two:
-        for sock in (one, two):
-            sock.bind(("127.0.0.1", 0))
-        data, control = (sock.getsockname()[1] for sock in (one, two))
+    data, control = free_port(), free_port()
     async with FakeSGLang() as engine, aiohttp.ClientSession() as http:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gateway.cli", "serve", "--backend", engine.url,
@@ -155,8 +153,9 @@ async def test_a_gate_whose_one_line_nobody_takes_serves_all_the_same(tmp_path) 
             stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(20):
                 while True:
+                    assert process.returncode is None, "it ended"
                     with contextlib.suppress(aiohttp.ClientConnectionError):
                         async with http.get(f"http://127.0.0.1:{control}/readyz") as answer:
                             if answer.status == 200:

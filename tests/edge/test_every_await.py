@@ -17,8 +17,8 @@ import aiohttp
 import aiohttp.http_writer
 import pytest
 
-from gateway.edge import counting, handler, heartbeat, reaper, wire
-from gateway.upstream import watch
+from gateway.edge import backends, counting, handler, heartbeat, reaper, wire
+from gateway.upstream.life import Pace
 from tests.edge.awaits import awaits, places
 from tests.edge.rig import API_CHAT, CHAT, GENERATE, TEXT, chat, request
 from tests.fakes.behaviour import Behaviour, queue_full
@@ -464,7 +464,7 @@ def _later(write: Any) -> Any:
 async def test_no_await_was_left_out(start, monkeypatch, late: bool) -> None:
     monkeypatch.setattr(handler, "PAUSE_S", 0.01)
     monkeypatch.setattr(reaper, "DRAIN_S", 0.2)
-    monkeypatch.setattr(watch, "Pace", partial(watch.Pace, loads_wanted_s=0.005))
+    monkeypatch.setattr(backends, "Pace", partial(Pace, loads_wanted_s=0.005))
     records = {"observe": {"recent": 5000}}
     every = awaits()
     missed = set(every)

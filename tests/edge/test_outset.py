@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 
 import aiohttp
@@ -14,12 +13,7 @@ from gateway.cli import main
 from gateway.cli.outset import NOT_YET
 from tests.edge.rig import CHAT, chat
 from tests.fakes.sglang import FakeSGLang
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+from tests.ports import free_port
 
 
 async def ready(control: int, process: asyncio.subprocess.Process) -> None:

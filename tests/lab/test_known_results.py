@@ -4,7 +4,11 @@ import pytest
 
 from gateway.lab.evaluate import evaluate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("laboratory"),  # they share what it ran
+]
 
 SEEDS = 3
 

@@ -27,6 +27,9 @@ QUIET_WITHIN_S = 30.0
 Note = Callable[[str], None]
 """Takes one line for the report."""
 
+MEASURED = "measured"
+"""What such a line is called on its way from the test, which may run in another process."""
+
 _lines: list[str] = []
 
 
@@ -92,6 +95,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "changes_engine: leaves the shared engine changed; runs last"
     )
+    config.addinivalue_line(
+        "markers", "alone: its numbers are told to people; nothing else runs beside it"
+    )
 
 
 @pytest.fixture
@@ -99,10 +105,27 @@ def report(request: pytest.FixtureRequest) -> Note:
     """Note a measurement: printed at once (see it with -s) and written to report.txt."""
 
     def note(line: str) -> None:
-        _lines.append(f"{request.node.name}: {line}")
+        request.node.user_properties.append((MEASURED, line))
         print(f"\n  {line}", end="")
 
     return note
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Collect what was measured."""
+    if report.when == "teardown":
+        name = report.nodeid.rpartition("::")[2]
+        _lines.extend(
+            f"{name}: {line}" for kind, line in report.user_properties if kind == MEASURED
+        )
+
+
+def _measured_before(report: Path) -> list[str]:
+    """By other tests than those of this run: not all of them run at once."""
+    if not report.exists():
+        return []
+    now = {line.partition(": ")[0] for line in _lines}
+    return [line for line in report.read_text().splitlines() if line.partition(": ")[0] not in now]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -112,5 +135,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(reason, red=True)
     elif _lines:
         written = install.real_dir() / "report.txt"
-        written.write_text("\n".join(sorted(_lines)) + "\n")
+        written.write_text("\n".join(sorted([*_measured_before(written), *_lines])) + "\n")
         terminalreporter.write_line(f"measurements: {written}")

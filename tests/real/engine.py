@@ -8,27 +8,21 @@ tests' event loop must stay free to measure, so whatever polls runs in a thread 
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
 import re
-import secrets
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import Any, Self
 
+from tests.ports import free_port
 from tests.real import install
 
 # Measured: 17-26 s with the machine to itself; CI shares two cores with other jobs.
 READY_TIMEOUT_S = 180.0
-
-# Below the range that kernels hand out for port 0 (Linux: from 32768). The server binds its port
-# some 15 s after it was chosen; from that range another program would have it by then.
-PORTS = range(20_000, 32_000)
 
 # SGLang's scheduler, as setproctitle names it in /proc/*/cmdline.
 SCHEDULER_TITLE = "sglang::scheduler"
@@ -229,15 +223,6 @@ class Engine:
                 return int(entry.name)
         msg = f"the server on port {self.port} has no scheduler process"
         raise EngineError(msg)
-
-
-def free_port() -> int:
-    """A port on loopback that nobody listens on, from `PORTS`."""
-    while True:
-        port = secrets.choice(PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _signal_group(pid: int, number: int) -> None:

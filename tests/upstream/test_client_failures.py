@@ -9,6 +9,7 @@ import pytest
 
 from gateway.upstream.client import Client
 from gateway.upstream.errors import Failure, UpstreamError
+from tests.ports import free_port
 from tests.upstream.engine import (
     LAST,
     OK,
@@ -21,12 +22,6 @@ from tests.upstream.engine import (
     post,
     replying,
 )
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def test_nobody_listens() -> None:

@@ -95,9 +95,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "changes_engine: leaves the shared engine changed; runs last"
     )
-    config.addinivalue_line(
-        "markers", "alone: its numbers are told to people; nothing else runs beside it"
-    )
 
 
 @pytest.fixture
@@ -118,14 +115,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _lines.extend(f"{name}: {line}" for kind, line in report.user_properties if kind == MEASURED)
 
 
-def _measured_before(report: Path) -> list[str]:
-    """By other tests than those of this run: not all of them run at once."""
-    if not report.exists():
-        return []
-    now = {line.partition(": ")[0] for line in _lines}
-    return [line for line in report.read_text().splitlines() if line.partition(": ")[0] not in now]
-
-
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Write report.txt beside the install; say in red when nothing could be tested."""
     if reason := install.missing():
@@ -133,5 +122,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(reason, red=True)
     elif _lines:
         written = install.real_dir() / "report.txt"
-        written.write_text("\n".join(sorted([*_measured_before(written), *_lines])) + "\n")
+        written.write_text("\n".join(sorted(_lines)) + "\n")
         terminalreporter.write_line(f"measurements: {written}")

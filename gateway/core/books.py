@@ -18,7 +18,7 @@ from gateway.core.least import Least
 from gateway.core.lengths import LengthBook, prior_of
 from gateway.core.model import ClientView, PoolView, QueueView, RequestId, View
 from gateway.core.others import Others
-from gateway.core.sums import LedgerError
+from gateway.core.sums import LedgerError, tally
 
 if TYPE_CHECKING:
     from gateway.core.lengths import Lengths
@@ -188,6 +188,7 @@ class Books:
         if ledger.limits.caches:
             place.prefixes.put(ticket.lead, ledger.limits.kv_tokens)
         place.started += 1
+        place.kinds[ticket.adapter] += 1
         self._watch(place)
         flow = self.waiting[ticket.id]
         flow.held += demand.kv
@@ -261,12 +262,12 @@ class Books:
                 compiling.done(grammar)
             else:
                 self._look_at(compiling.gone(grammar, begun=begun))
-        return self._release(ident, held.pool)
+        return self._release(ident, held.pool, held.entry.ticket.adapter)
 
     def void(self, ident: RequestId) -> Hold:
         """The server under a request died: the reservation goes, the request stays its caller's."""
         held = self.held[ident]
-        hold = self._release(ident, held.pool)
+        hold = self._release(ident, held.pool, held.entry.ticket.adapter)
         if held.lingering:
             del self.held[ident]
         else:
@@ -362,8 +363,9 @@ class Books:
         queue = QueueView(len(self.waiting), self.tokens, self.bytes, now - oldest, self.aside)
         return View(tuple(pools), clients, queue)
 
-    def _release(self, ident: RequestId, pool: PoolId) -> Hold:
+    def _release(self, ident: RequestId, pool: PoolId, adapter: str) -> Hold:
         hold = self.pools[pool].ledger.release(ident)
+        tally(self.pools[pool].kinds, adapter, -1, "requests of an adapter", pool)
         flow = self.flows[hold.client]
         flow.held -= hold.demand.kv
         flow.inflight -= 1

@@ -91,7 +91,7 @@ def _among(books: Books, taking: set[PoolId], now: float) -> Choice | None:
                     if pool.fence is None
                     and pool.ledger.pool not in next_in
                     and not _insists(held_back.get(pool.ledger.pool), flow, pool)
-                    and pool.ledger.fits(demand, entry.lengths)
+                    and pool.fits(demand, entry)
                 ],
                 now,
             )
@@ -101,7 +101,7 @@ def _among(books: Books, taking: set[PoolId], now: float) -> Choice | None:
                 return entry, ledger, demand
             for pool, demand in useful:
                 blocked.setdefault(pool.ledger.pool, entry)
-                if pool.ledger.only_prefill_lacks(demand, entry.lengths):
+                if pool.only_prefill_lacks(demand, entry):
                     next_in.add(pool.ledger.pool)
             if ready and not allowed:
                 for ident in _held_back_on(books, flow, entry):
@@ -121,7 +121,7 @@ def _alone(books: Books, taking: set[PoolId], now: float) -> Choice | None:
         if pool.fence is None
         and _allowed(flow, demand, pool, {pool.ledger.pool: books.weight_on(pool.ledger.pool)})
         and _of_use(books, pool, demand, entry.ticket, now)
-        and pool.ledger.fits(demand, entry.lengths)
+        and pool.fits(demand, entry)
     ]
     place = placement.pick(entry.ticket.lead, feasible, now)
     return None if place is None else (entry, place[0].ledger, place[1])
@@ -168,7 +168,7 @@ def _fenced(books: Books, now: float) -> Choice | None:
             or not _of_use(books, pool, demand, entry.ticket, now)
         ):
             pool.fence = None
-        elif pool.open and pool.paused_until <= now and pool.ledger.fits(demand, entry.lengths):
+        elif pool.open and pool.paused_until <= now and pool.fits(demand, entry):
             return entry, pool.ledger, demand
     return None
 

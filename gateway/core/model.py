@@ -163,6 +163,7 @@ class PoolLimits:
     tpot_s: float | None = None  # seconds per output token to keep (see `pace`); None: not watched
     caches: bool = True  # it keeps what it has read (see `prefix`)
     compile_s: float = math.inf  # of one core, in grammars that are compiled at once
+    kinds: int = UNBOUNDED  # adapters that run at once, the model without one among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,7 @@ class Ticket:
     session: str | None = None  # a mark of the conversation it says it belongs to, see flows
     stretch: float = 1.0  # where it is refused, it is told so many times the time, see retries
     grammar: Grammar | None = None  # None: none that takes long
+    adapter: str = ""  # LoRA; empty: the model itself
 
 
 @dataclass(frozen=True, slots=True)

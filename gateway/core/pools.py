@@ -7,6 +7,7 @@ to it, `predict` says what a request sent now would wait for (see `ttft`); its f
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from gateway.core.prefix import Prefixes
 from gateway.core.ttft import TtftModel
 
 if TYPE_CHECKING:
+    from gateway.core.flows import Entry
     from gateway.core.hold import Hold
     from gateway.core.ledger import PoolLedger
     from gateway.core.model import Demand, Grammar, Lead, RequestId
@@ -40,6 +42,7 @@ class Pool:
     ttft: TtftModel = field(default_factory=lambda: TtftModel(PREFILL_RATE))
     prefixes: Prefixes = field(default_factory=Prefixes)
     compiling: Compiling = field(default_factory=Compiling)
+    kinds: Counter[str] = field(default_factory=Counter)  # requests held, by adapter
     grants: int = 0  # since a forecast was last watched
     pacing: bool = False  # a PACE timer is set
     looked: float = 0.0  # when the last window of pace began
@@ -47,6 +50,20 @@ class Pool:
     until: float = math.inf  # how long the ceiling holds; after that nothing is granted
     read_by: float = 0.0  # when all prompts sent so far were predicted to be read
     heard: float = -math.inf  # when the server was last heard: one of its steps ended then
+
+    def fits(self, demand: Demand, entry: Entry) -> bool:
+        """Whether there is room for all that a request needs."""
+        return self.seats(entry.ticket.adapter) and self.ledger.fits(demand, entry.lengths)
+
+    def only_prefill_lacks(self, demand: Demand, entry: Entry) -> bool:
+        """Whether it would start as soon as the prompts in prefill are in."""
+        seats = self.seats(entry.ticket.adapter)
+        return seats and self.ledger.only_prefill_lacks(demand, entry.lengths)
+
+    def seats(self, adapter: str) -> bool:
+        """Whether the server runs this adapter, or one more kind. Before 0.5.17 its scheduler may end where there
+        are more (sgl-project/sglang#23141, #25865); since then they wait within it, before everybody else."""
+        return adapter in self.kinds or len(self.kinds) < self.ledger.limits.kinds
 
     def compiles(self, grammar: Grammar | None, now: float) -> bool:
         """Whether a request with this grammar may start as far as that goes (see `compiling`)."""

@@ -38,6 +38,8 @@ def waits_for(books: Books, entry: Entry, now: float) -> str:
 
 
 def _among_others(books: Books, entry: Entry, pools: list[Pool], now: float) -> str:
+    if not any(pool.seats(entry.ticket.adapter) for pool in pools):
+        return "for its adapter's place on a server, which runs so many at once (--max-loras-per-batch)"
     if not any(pool.ledger.fits(entry.demands[pool.ledger.pool], entry.lengths) for pool in pools):
         return "for room on a server"
     if not any(pool.compiles(entry.ticket.grammar, now) for pool in pools):

@@ -70,18 +70,23 @@ def ticket(
         session=session,
         stretch=stretch,
         grammar=grammars.of(body, intent.compile_s),
+        adapter=_adapter(intent.model),
     )
 
 
 def _lead(lead: Lead, model: str | None) -> Lead:
     """How a prompt begins, of what its adapter has read."""
-    adapter = (model or "").partition(":")[2]
+    adapter = _adapter(model)
     if not adapter or not lead:
         return lead
     digest = hashlib.blake2b(
         adapter.encode(errors="surrogatepass"), key=_KEY, digest_size=8
     ).digest()
     return lead.apart(int.from_bytes(digest, signed=True))
+
+
+def _adapter(model: str | None) -> str:
+    return (model or "").partition(":")[2]
 
 
 def session(headers: Mapping[str, str]) -> str | None:

@@ -60,6 +60,10 @@ class Facts(Protocol):
         """schedule_conservativeness: how much of a running request's cap the engine sets aside."""
 
     @property
+    def adapters_at_once(self) -> int | None:
+        """LoRA adapters that run together, the model without one among them; None where it takes none."""
+
+    @property
     def radix_disabled(self) -> bool:
         """Whether it forgets each prompt once it is answered."""
 
@@ -78,6 +82,7 @@ class PoolFacts:
     speculative_reserve: int = 0
     conservativeness: float = 1.0
     radix_disabled: bool = False
+    adapters_at_once: int | None = None
 
 
 Part = Callable[[int], int]
@@ -152,6 +157,7 @@ def pool_limits(backend: Backend, facts: Facts, *, forecast: bool = True) -> Poo
         conservativeness=facts.conservativeness,
         tpot_s=None if backend.tpot_s == "off" else backend.tpot_s,
         caches=not facts.radix_disabled,
+        kinds=facts.adapters_at_once or UNBOUNDED,
         compile_s=math.inf if backend.compile_s == "off" else backend.compile_s,
     )
 

@@ -75,6 +75,7 @@ class ServerFacts:
     thinks_apart: bool = False  # with one that tells thoughts from the answer
     adapters: tuple[str, ...] = ()  # LoRA, as they are asked for: `model:adapter`
     takes_adapters: bool = False  # they may be loaded and unloaded while it runs
+    adapters_at_once: int | None = None  # that run together, the model without one among them
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,12 +103,16 @@ def parse_server(info: object, models: object = None, model_info: object = None)
     tokenizer = as_text(model.get("tokenizer_path")) or as_text(args.get("tokenizer_path"))
     model_path = as_text(model.get("model_path")) or as_text(args.get("model_path"))
     embeds = as_flag(args.get("is_embedding"), default=False)
+    adapters = _listed_adapters(rows)
+    takes_adapters = bool(adapters) or as_flag(args.get("enable_lora"), default=False)
+    at_once = as_int(args.get("max_loras_per_batch"), at_least=1) if takes_adapters else None
     return ServerFacts(
         version=version,
         version_text=version_text,
         models=names,
-        adapters=(adapters := _listed_adapters(rows)),
-        takes_adapters=bool(adapters) or as_flag(args.get("enable_lora"), default=False),
+        adapters=adapters,
+        takes_adapters=takes_adapters,
+        adapters_at_once=at_once,
         model_path=model_path,
         tokenizer_path=tokenizer or model_path,
         model_type=as_text(model.get("model_type")),

@@ -100,6 +100,7 @@ class Desk:
         lead: Lead = NO_LEAD,
         session: int | None = None,
         grammar: Grammar | None = None,
+        adapter: str = "",
     ) -> list[Transition]:
         prompts = (prompt,) if isinstance(prompt, int) else prompt
         rule = ClientRule(client) if isinstance(client, str) else client
@@ -114,6 +115,7 @@ class Desk:
             lead=lead,
             session=None if session is None else str(session),
             grammar=grammar,
+            adapter=adapter,
         )
         return self.take(self.core.submit(ticket, self.now))
 

@@ -6,6 +6,7 @@ resizes and time, in any order. After every step the books must add up.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,6 +67,7 @@ def limits(kv: int, page: int, prefill: int, slots: int, forecast: bool) -> Pool
         forecast=forecast,
         tpot_s=0.1 if forecast else None,
         compile_s=COMPILE_S,
+        kinds=KINDS,
     )
 
 
@@ -82,6 +84,7 @@ pick = st.integers(0, 10_000)
 
 
 COMPILE_S = 10.0
+KINDS = 2
 GRAMMARS = (
     None,
     None,
@@ -170,6 +173,11 @@ class Lives(RuleBasedStateMachine):
                 case _:
                     pass
 
+    def adapters_on(self, pool: PoolId) -> Counter[str]:
+        """By the requests that hold something there."""
+        books = self.core.books
+        return Counter(books.held[i].entry.ticket.adapter for i in books.pools[pool].ledger.holds)
+
     def grammar_of(self, ident: RequestId) -> Grammar | None:
         return self.core.books.held[ident].entry.ticket.grammar
 
@@ -215,8 +223,11 @@ class Lives(RuleBasedStateMachine):
         patience=st.one_of(st.none(), st.floats(0.1, 30)),
         late=st.sampled_from([0.0, 0.0, 0.5, 7.0]),
         grammar=st.sampled_from(GRAMMARS),
+        adapter=st.sampled_from(["", "", "x", "y"]),
     )
-    def arrive(self, client, prompts, n, cap, streamed, where, patience, late, grammar) -> None:
+    def arrive(
+        self, client, prompts, n, cap, streamed, where, patience, late, grammar, adapter
+    ) -> None:
         self.now += late  # timers came due and nobody called advance
         self.count += 1
         ident = RequestId(f"r{self.count:06}")
@@ -230,6 +241,7 @@ class Lives(RuleBasedStateMachine):
             streamed=streamed,
             deadline=None if patience is None else self.now + patience,
             grammar=grammar,
+            adapter=adapter,
         )
         self.take(self.core.submit(ticket, self.now))
         assert self.state[ident] != "new"
@@ -436,6 +448,12 @@ class Lives(RuleBasedStateMachine):
             assert all(tuple(e.demands) == key for key, lane in flow.lanes.items() for e in lane)
 
     @invariant()
+    def no_more_adapters_than_run_together(self) -> None:
+        for ident, pool in self.core.books.pools.items():
+            assert pool.kinds == self.adapters_on(ident)
+            assert len(pool.kinds) <= KINDS
+
+    @invariant()
     def work_conserving(self) -> None:
         """Whoever waits is held back by something that can be named."""
         books = self.core.books
@@ -462,10 +480,9 @@ class Lives(RuleBasedStateMachine):
                         and not any(e.passed >= patience for e in line[:at])
                         and pool.compiles(entry.ticket.grammar, self.now)
                     )
-                    if free_to_go and pool.ledger.fits(demand, entry.lengths):
+                    if free_to_go and pool.fits(demand, entry):
                         assert any(  # the next prefill is spoken for
-                            ident in e.demands
-                            and pool.ledger.only_prefill_lacks(e.demands[ident], e.lengths)
+                            ident in e.demands and pool.only_prefill_lacks(e.demands[ident], e)
                             for f in books.flows.values()
                             for e in f.waiting
                         )

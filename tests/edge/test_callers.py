@@ -220,6 +220,18 @@ async def test_names_that_are_made_up_cost_a_server_a_question_a_second(start) -
         assert rig.engine.calls["/v1/models"] == before + 1, "it does not serve the model"
 
 
+async def test_no_more_adapters_are_sent_than_run_together(start) -> None:
+    async with start(adapters=("poems", "sql"), loras_per_batch=2) as rig:
+        hold = asyncio.Event()
+        rig.engine.default = Behaviour(tokens=2, hold=hold)
+        names = ("tiny", "tiny:poems", "tiny:sql", "tiny:poems")
+        all_ = [asyncio.create_task(rig.chat(model=name, max_tokens=2)) for name in names]
+        await rig.queued(1)
+        assert sorted(seen.body["model"] for seen in rig.engine.seen) == ["tiny", *names[1::2]]
+        hold.set()
+        assert [got.status for got in await asyncio.gather(*all_)] == [200] * 4
+
+
 async def test_who_takes_no_adapters_is_not_asked(start) -> None:
     async with start() as rig:
         before = rig.engine.calls["/v1/models"]

@@ -35,6 +35,7 @@ class Profile:
     enable_metrics: bool = True
     adapters: tuple[str, ...] = ()  # --lora-paths
     enable_lora: bool = False
+    loras_per_batch: int = 8
     warm_up: int = 2  # prompt tokens before it says it is ready; 0: --skip-server-warmup
     random_seed: int | None = None  # None: drawn at each start, as the engine does
 
@@ -94,6 +95,7 @@ def server_info(profile: Profile, start: Start) -> dict[str, Any]:
         "is_embedding": False,
         "enable_metrics": profile.enable_metrics,
         "enable_lora": profile.enable_lora or bool(profile.adapters),
+        "max_loras_per_batch": profile.loras_per_batch,
         "allow_auto_truncate": False,
         "api_key": profile.api_key,
         "admin_api_key": profile.admin_api_key,

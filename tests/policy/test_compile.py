@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.model import ClientRule, PoolLimits, QueueRule, Quota
+from gateway.core.model import UNBOUNDED, ClientRule, PoolLimits, QueueRule, Quota
 from gateway.policy.compile import client_rules, pool_limits, queue_rule
 from gateway.policy.schema import Backend, Client, Policy, Queue
 from gateway.policy.schema import Quota as PolicyQuota
@@ -29,6 +29,7 @@ class Server:
     speculative_reserve: int = 0
     conservativeness: float = 1.0
     radix_disabled: bool = False
+    adapters_at_once: int | None = None
 
 
 def test_without_a_policy_the_server_decides() -> None:
@@ -54,6 +55,11 @@ def test_how_cautious_the_server_and_the_policy_are_is_passed_on() -> None:
     backend = Backend(url=URL, tpot_s="off", compile_s="off")
     limits = pool_limits(backend, Server(conservativeness=0.3))
     assert (limits.conservativeness, limits.tpot_s, limits.compile_s) == (0.3, None, math.inf)
+
+
+def test_adapters_that_run_together_are_the_server_s_number():
+    assert pool_limits(Backend(url=URL), Server(adapters_at_once=3)).kinds == 3
+    assert pool_limits(Backend(url=URL), Server()).kinds == UNBOUNDED
 
 
 def test_a_server_without_a_prefix_cache_is_known_as_one():

@@ -112,7 +112,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Collect what was measured."""
     if report.when == "teardown":
         name = report.nodeid.rpartition("::")[2]
-        _lines.extend(f"{name}: {line}" for kind, line in report.user_properties if kind == MEASURED)
+        _lines.extend(
+            f"{name}: {line}" for kind, line in report.user_properties if kind == MEASURED
+        )
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

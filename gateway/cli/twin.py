@@ -14,7 +14,8 @@ LAST_PORT = 65_535
 
 EPILOG = (
     "It has chats, completions, generate and messages (from 0.5.12 on), and what tells of the server. "
-    "It has no responses, embeddings, rerank, score or classify: a gate before it passes on its 404."
+    "It has no responses, embeddings, rerank, score or classify: a gate before it passes on its 404, or refuses scores "
+    "as it would before a server of that version."
 )
 
 

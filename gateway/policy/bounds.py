@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
-
-from pydantic import model_validator
+from typing import Literal
 
 from gateway.policy.hosts import Hosts  # noqa: TC001 - pydantic reads it
 from gateway.policy.section import Section
-from gateway.policy.types import Count, CountOrOff, Seconds, bad
+from gateway.policy.types import Count, CountOrOff, Seconds  # noqa: TC001 - pydantic reads it
 
 
 class Queue(Section):
@@ -118,15 +116,6 @@ class Limits(Section):
     that it is gone, seconds. Default 15: SGLang notices a closed connection at polls 4 s apart
     (10 s where SGLANG_REQUEST_STATE_WAIT_TIMEOUT is raised so) and finishes its step first; 2.0 to
     3.3 s were measured."""
-
-    @model_validator(mode="after")
-    def _some_hosts(self) -> Self:
-        if self.media == "any" and self.media_hosts:
-            raise bad(
-                "has media_hosts beside `media: any`, which passes every host",
-                "write `media: data` to pass these alone, `public` to pass them as well, or leave the list out",
-            )
-        return self
 
 
 class Caps(Section):

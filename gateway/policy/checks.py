@@ -16,6 +16,7 @@ from gateway.policy.types import host_port, is_here, is_loopback
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gateway.policy.bounds import Limits
     from gateway.policy.problems import Loc
     from gateway.policy.routing import RouteRule
     from gateway.policy.schema import Backend, Client
@@ -197,6 +198,20 @@ def all_keyed(clients: Sequence[Client]) -> bool:
     """Whether nobody is let in by anything but a key: an address is the same for all pages on a machine, and a
     page may send any header to the origin that it is of."""
     return bool(clients) and all(keyed((client,)) for client in clients)
+
+
+def media(limits: Limits | None) -> list[Finding]:
+    """Hosts named where none need be."""
+    if (
+        limits is None
+        or not is_read(limits.media)
+        or limits.media != "any"
+        or not limits.media_hosts
+    ):
+        return []
+    wrong = "stand beside `media: any`, which passes every host"
+    remedy = "write `media: data` to pass these alone, `public` to pass them as well, or leave the list out"
+    return [Finding(("limits", "media_hosts"), str(limits.media_hosts), wrong, remedy)]
 
 
 def aliases(models: Mapping[str, Sequence[str]]) -> list[Finding]:

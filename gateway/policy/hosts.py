@@ -156,6 +156,7 @@ def on_loopback(transport: BaseTransport | None) -> bool:
 # ---- as a policy names them --------------------------------------------------------------------
 
 _REMEDY: Final = "write a host such as pictures.lan, 10.0.0.7, [fd00::7] or *.corp.example, with :PORT or without"
+_NAMES_REMEDY: Final = "write the name alone, such as gpu.example or *.corp.example"
 
 
 def listed_in(host: str, port: str, named: Collection[str]) -> bool:
@@ -179,38 +180,43 @@ def _parts(text: str) -> tuple[str, str]:
 
 
 def _entry(value: str) -> str:
+    return _host(value, _REMEDY, "write `media: any` for that, and leave the list out")
+
+
+def _name(value: str) -> str:
+    found = _host(value, _NAMES_REMEDY, _NAMES_REMEDY)
+    if _parts(found)[1]:
+        raise bad("has a port, and any port counts", _NAMES_REMEDY)
+    return found
+
+
+def _host(value: str, remedy: str, for_all: str) -> str:
     text = value.strip().lower()
     if "://" in text:
-        raise bad("is an address with a scheme, and hosts have none", _REMEDY)
+        raise bad("is an address with a scheme, and hosts have none", remedy)
     if "/" in text:
-        raise bad("has a path or a prefix, and hosts have none", _REMEDY)
+        raise bad("has a path or a prefix, and hosts have none", remedy)
     if "@" in text:
-        raise bad("holds credentials, and hosts have none", _REMEDY)
+        raise bad("holds credentials, and hosts have none", remedy)
     if text in {"*", "*."}:
-        raise bad("is every host", "write `media: any` for that, and leave the list out")
+        raise bad("is every host", for_all)
     stem = text.removeprefix("*.")
     if "*" in stem:
-        raise bad("has a * that is not its first label", _REMEDY)
+        raise bad("has a * that is not its first label", remedy)
     if stem.count(":") > 1 and not stem.startswith("["):
-        raise bad("is an IPv6 address without brackets", _REMEDY)
+        raise bad("is an IPv6 address without brackets", remedy)
     try:
         host, port = split(stem)
     except NoHost:
-        raise bad("is not a host", _REMEDY) from None
+        raise bad("is not a host", remedy) from None
     if host.startswith("["):
         try:
             host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
         except ValueError:
-            raise bad("is not a host", _REMEDY) from None
+            raise bad("is not a host", remedy) from None
     host = host.removesuffix(".")
     star = "*." if text.startswith("*.") else ""
     return f"{star}{host}:{port}" if port else f"{star}{host}"
-
-
-def _without_port(value: str) -> str:
-    if _parts(value)[1]:
-        raise bad("has a port, and any port counts", "write the name alone, such as gpu.example")
-    return value
 
 
 Hosts = Annotated[
@@ -221,7 +227,7 @@ Hosts = Annotated[
 """Hosts, each with a port or for every port."""
 
 Names = Annotated[
-    tuple[Annotated[str, AfterValidator(_entry), AfterValidator(_without_port)], ...],
+    tuple[Annotated[str, AfterValidator(_name)], ...],
     BeforeValidator(listed, json_schema_input_type=str | list[str]),
     Field(strict=False),
 ]

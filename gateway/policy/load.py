@@ -22,7 +22,7 @@ from gateway.policy.origins import BESIDE_OTHERS, EVERY
 from gateway.policy.problems import ABSENT, Finding, Loc, PolicyError, Problem, shown
 from gateway.policy.routing import RouteRule
 from gateway.policy.salvage import is_read, salvaged
-from gateway.policy.schema import Backend, Client, Policy, Tls
+from gateway.policy.schema import Backend, Client, Limits, Policy, Tls
 from gateway.policy.section import Section
 from gateway.policy.types import Address, ModelName, ServerUrl, listed
 
@@ -226,6 +226,7 @@ def _validate(sources: _Sources, env: Mapping[str, str]) -> tuple[Policy | None,
     found += checks.open_door(
         listen, keyed=_has_keys(sources.data), allowed=sources.data.get("allow_open") is True
     )
+    found += checks.media(salvaged(Limits, sources.data.get("limits"), sources.context))
     leases = salvaged(Leases, sources.data.get("leases"), sources.context)
     found += clients.gather(backends, callers, env, leases)[1]
     found += _tokenizers(backends)

@@ -289,6 +289,7 @@ class Policy(Section):
             dict(enumerate(self.backends)), dict(enumerate(self.clients)), self.listen, self.control
         )
         found += checks.aliases(self.models)
+        found += checks.media(self.limits)
         found += checks.routes(
             dict(enumerate(self.routes)),
             {one.name for one in self.backends},

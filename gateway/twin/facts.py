@@ -9,6 +9,7 @@ gauges of /metrics move at each prefill and every 40 decode steps.
 from __future__ import annotations
 
 import datetime as dt
+import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ class Facts:
         self.server = server
         self.traits = server.traits
         self._probes = 0
+        self._drawn = secrets.randbelow(1 << 29)
 
     async def models(self, _request: web.Request) -> web.Response:
         """GET /v1/models. No scheduler trip."""
@@ -122,6 +124,10 @@ class Facts:
         }
         if self.traits.has_loads:
             state["effective_max_running_requests_per_dp"] = profile.max_running
+        start = (
+            self._drawn + self.server.process.starts
+        )  # each has a seed of its own, and takes its own time
+        took = {"load_weight": start * 1e-9, "scheduler_e2e": 3.0 + start * 1e-9}
         return json_answer(
             {
                 "model_path": path,
@@ -141,6 +147,8 @@ class Facts:
                 "dp_size": 1,
                 "tp_size": 1,
                 "enable_metrics": True,
+                "random_seed": start,
+                **({"startup_time": took} if self.traits.snapshot_loads else {}),
                 "api_key": None,
                 "status": "ready",
                 "max_total_num_tokens": engine.pool.capacity,

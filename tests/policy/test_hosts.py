@@ -75,7 +75,12 @@ def test_a_mistake_is_told_with_what_to_write(
     ("text", "path", "wrong"),
     [
         ("limits: {media: none}", "limits.media", "must be 'public', 'any' or 'data'"),
-        ("limits: {media: any, media_hosts: nas.lan}", "limits", "passes every host"),
+        (
+            "limits: {media: any, media_hosts: nas.lan}",
+            "limits.media_hosts",
+            "passes every host",
+        ),
+        ("control_hosts: ['*']", "control_hosts[0]", "every host"),
         ("control_hosts: ['gpu.example:8081']", "control_hosts[0]", "has a port"),
     ],
 )
@@ -105,3 +110,31 @@ def test_a_port_of_the_control_plane_s_names_counts_for_nothing() -> None:
 )  # fmt: skip
 def test_which_names_nobody_else_answers_for(host: str, here: Any) -> None:
     assert is_here(host, "box") is here
+
+
+def test_no_mistake_beside_hides_it(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "backends: [{url: 'http://127.0.0.1:1'}]\n"
+        "limits: {media: any, media_hosts: [a.lan], image_pixels: 0}\n"
+    )
+    with pytest.raises(PolicyError) as refused:
+        load_policy(file)
+    assert {problem.path for problem in refused.value.errors} == {
+        "limits.media_hosts",
+        "limits.image_pixels",
+    }
+    with pytest.raises(ValidationError):
+        Policy(
+            backends=[{"url": "http://127.0.0.1:1"}],
+            limits={"media": "any", "media_hosts": ["a.lan"]},
+        )
+
+
+def test_names_without_a_port_are_told_what_to_write(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("backends: [{url: 'http://127.0.0.1:1'}]\ncontrol_hosts: ['*', 'http://x']\n")
+    with pytest.raises(PolicyError) as refused:
+        load_policy(file)
+    assert all("name alone" in problem.remedy for problem in refused.value.errors)
+    assert len(refused.value.errors) == 2

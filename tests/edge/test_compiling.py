@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.dialects import grammars
+from gateway.edge.dialects import Invalid, grammars
 from gateway.edge.dialects.anthropic import Messages
 from gateway.edge.dialects.openai import Chat, Text
 from gateway.edge.dialects.responses import Responses
@@ -103,6 +103,69 @@ def test_another_prompt_is_no_other_grammar() -> None:
     body = {"text": "a", "sampling_params": {"json_schema": json.dumps(LONG), "temperature": 0.5}}
     other = {"text": "b", "sampling_params": {"json_schema": json.dumps(LONG), "temperature": 1.0}}
     assert grammars.of(body, 9.0) == grammars.of(other, 9.0)
+
+
+def tools(number: int, of: Any, **more: Any) -> Any:
+    made = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": of(i)}}
+        for i in range(number)
+    ]
+    return chat() | {"tools": made, "tool_choice": "required"} | more
+
+
+def test_of_the_same_tools_another_grammar_is_made_for_each_that_is_named() -> None:
+    bodies = [
+        tools(8, lambda i: text(maxLength=200 + i), **more)
+        for more in (
+            {},
+            {"parallel_tool_calls": False},
+            *(
+                {"tool_choice": {"type": "function", "function": {"name": f"f{i}"}}}
+                for i in range(8)
+            ),
+        )
+    ]
+    assert len({grammars.of(body, 9.0) for body in bodies}) == len(bodies)
+
+
+def test_all_tools_are_one_grammar() -> None:
+    """A thousand of them, of which nobody would have seen the end, kept everybody's grammars away for hours."""
+    alike = Chat().read(tools(300, lambda _: text(maxLength=256))).compile_s
+    assert 9.0 < alike < 15.0, "compiled once"
+    with pytest.raises(Invalid, match="different lengths"):
+        Chat().read(tools(1000, lambda i: text(maxLength=256 + i)))
+    with pytest.raises(Invalid, match="places"):
+        Chat().read(tools(26, lambda i: text(pattern=f"[^{chr(97 + i)}]{{1,250}}")))
+
+
+def test_all_parts_of_a_tag_are_one_grammar() -> None:
+    parts = [{"type": "json_schema", "json_schema": text(maxLength=256 + i)} for i in range(100)]
+    structures = [
+        {"begin": f"<{i}>", "schema": text(maxLength=256 + i), "end": "<e>"} for i in range(100)
+    ]
+    forms: list[Any] = [
+        {"format": {"type": "sequence", "elements": parts}},
+        {"structures": structures, "triggers": ["<"]},
+    ]
+    for form in forms:
+        with pytest.raises(Invalid, match="different lengths"):
+            Chat().read(chat() | {"response_format": {"type": "structural_tag", **form}})
+    texts = [{"type": "grammar", "grammar": f"root ::= [^{c}]{{1,250}}"} for c in "abcdefghijkl"]
+    tag = {"type": "structural_tag", "format": {"type": "or", "elements": texts}}
+    with pytest.raises(Invalid, match="places"):
+        Chat().read(chat() | {"response_format": tag})
+
+
+def test_one_batch_is_no_way_to_have_many_compiled_at_once() -> None:
+    def batch(*each: Any) -> Any:
+        params = [{"json_schema": json.dumps(text(maxLength=most))} for most in each]
+        return {"text": ["a"] * len(each), "sampling_params": params}
+
+    with pytest.raises(Invalid, match="requests of their own"):
+        Generate().read(batch(256, 255))
+    assert 9.0 < Generate().read(batch(256, 256)).compile_s < 15.0, "the same one is compiled once"
+    assert Generate().read(batch(20, 21)).compile_s < 5.0
+    assert Generate().read(batch(256)).compile_s > 9.0
 
 
 def test_tools_that_may_be_called_or_not_are_no_grammar() -> None:

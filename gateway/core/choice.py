@@ -108,14 +108,10 @@ def _among(books: Books, taking: set[PoolId], now: float) -> Choice | None:
             if place is not None:
                 ledger, demand = place[0].ledger, place[1]
                 _count_pass(books, blocked, held_back, ledger, demand)
-                grammar, before = entry.ticket.grammar, uncompiled.get(ledger.pool)
-                if before and grammar and place[0].compiling.starts(grammar):
-                    before.passed_s += grammar.seconds
+                _count_grammar(uncompiled.get(ledger.pool), place[0], entry)
                 return entry, ledger, demand
-            if entry.ticket.grammar is not None:
-                for pool, demand in allowed:
-                    if _lacks_its_turn(pool, demand, entry, now):
-                        uncompiled.setdefault(pool.ledger.pool, entry)
+            for waits in _lacks_its_turn(entry, allowed, now):
+                uncompiled.setdefault(waits, entry)
             for pool, demand in useful:
                 blocked.setdefault(pool.ledger.pool, entry)
                 if pool.only_prefill_lacks(demand, entry):
@@ -156,11 +152,21 @@ def _of_use(books: Books, pool: Pool, demand: Demand, ticket: Ticket, now: float
     return pool.compiles(ticket.grammar, demand, now) and _in_time(books, pool, demand, ticket, now)
 
 
-def _lacks_its_turn(pool: Pool, demand: Demand, entry: Entry, now: float) -> bool:
-    """Whether all that it lacks here is the end of other grammars."""
-    return not pool.compiles(entry.ticket.grammar, demand, now) and pool.ledger.fits(
-        demand, entry.lengths
-    )
+def _lacks_its_turn(
+    entry: Entry, allowed: Iterable[tuple[Pool, Demand]], now: float
+) -> Iterable[PoolId]:
+    """Where all that it lacks is the end of other grammars."""
+    grammar = entry.ticket.grammar
+    for pool, demand in allowed if grammar is not None else ():
+        if not pool.compiles(grammar, demand, now) and pool.ledger.fits(demand, entry.lengths):
+            yield pool.ledger.pool
+
+
+def _count_grammar(first: Entry | None, pool: Pool, entry: Entry) -> None:
+    """This one is about to start on a pool: its grammar, where it is new, goes past that of `first`."""
+    grammar = entry.ticket.grammar
+    if first is not None and grammar is not None and pool.compiling.starts(grammar):
+        first.passed_s += grammar.seconds
 
 
 def _is_next(first: Entry | None, pool: Pool, entry: Entry) -> bool:

@@ -228,3 +228,17 @@ async def test_a_policy_may_let_them_go_at_once(start, backend) -> None:
         await rig.until(lambda: len(rig.engine.seen) == 3)
         hold.set()
         assert [one.status for one in await asyncio.gather(*large)] == [200, 200, 200]
+
+
+async def test_what_the_engine_refused_is_not_taken_for_compiled(rig) -> None:
+    """Else eight that were refused for something else could follow all at once."""
+    rig.engine.queue.append(Behaviour(error=(400, "top_k must be an odd number")))
+    assert (await rig.post(CHAT, asked("a"))).status == 400
+    hold = asyncio.Event()
+    rig.engine.default = Behaviour(tokens=4, hold=hold)
+    before = len(rig.engine.seen)
+    both = [asyncio.create_task(rig.post(CHAT, asked(letter))) for letter in "ab"]
+    await rig.queued(1)
+    assert len(rig.engine.seen) == before + 1
+    hold.set()
+    assert [one.status for one in await asyncio.gather(*both)] == [200, 200]

@@ -80,8 +80,9 @@ def _check_repeats(patterns: list[str], field: str, ebnf: str = "") -> float:
         msg = (
             f"{field} has patterns whose repeats spell out more than {repeats.MOST_PLACES:,} places (such as "
             "`[^a]{1,300}` ten times, each of other letters), or repeats within repeats that come to "
-            f"{repeats.MOST_NESTED:,} (`(.{{1,100}},){{1,100}}`), or more than {repeats.MOST_PIECES:,} pieces, which "
-            "take long to compile. Write `*` or `+` for large numbers"
+            f"{repeats.MOST_NESTED:,} (`(.{{1,100}},){{1,100}}`), or more than {repeats.MOST_ROW:.0f} sets in a row that "
+            f"may each be left out (`.?.?.?`), or more than {repeats.MOST_PIECES:,} pieces, which "
+            "take long to compile. Write `*` or `+` for large numbers, and `{0,n}` for `?` n times"
         )
         raise Invalid(msg, field) from None
 

@@ -158,7 +158,7 @@ def _lacks_its_turn(
     """Where all that it lacks is the end of other grammars."""
     grammar = entry.ticket.grammar
     for pool, demand in allowed if grammar is not None else ():
-        if not pool.compiles(grammar, demand, now) and pool.ledger.fits(demand, entry.lengths):
+        if not pool.compiles(grammar, demand, now) and pool.fits(demand, entry):
             yield pool.ledger.pool
 
 

@@ -175,7 +175,14 @@ def check_schemas(
             "of which takes long to compile; use fewer, such as the next power of two"
         )
         raise Invalid(msg, field)
-    return seconds + repeats.lengths_s(lengths)
+    left_out = repeats.optional_s(n for schema in schemas for n in dead_ends.optional(schema))
+    if left_out > repeats.MOST_OPTIONAL_S:
+        msg = (
+            f"{field} has objects with so many fields that may be left out that they take some {left_out:.0f} s to "
+            f"compile, at most {repeats.MOST_OPTIONAL_S:.0f}; list fields in `required`, or use fewer"
+        )
+        raise Invalid(msg, field)
+    return seconds + repeats.lengths_s(lengths) + left_out
 
 
 def _within(one: object) -> Iterator[object]:

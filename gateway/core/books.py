@@ -258,10 +258,10 @@ class Books:
             return None
         if (grammar := held.entry.ticket.grammar) is not None:
             compiling = self.pools[held.pool].compiling
-            if done:
+            if done and self.pools[held.pool].ledger.holds[ident].seen:
                 compiling.done(grammar)
-            else:
-                self._look_at(compiling.gone(grammar, begun=begun))
+            else:  # with no token it was refused: its grammar at the end of compiling, or before
+                self._look_at(compiling.gone(grammar, begun=begun and not done))
         return self._release(ident, held.pool, held.entry.ticket.adapter)
 
     def void(self, ident: RequestId) -> Hold:

@@ -18,7 +18,8 @@ take the time of those who can still be served. It passes and is passed until th
 deadline ends it.
 
 Nor is one whose grammar would be compiled beside too many others (see `compiling`): what it waits for is
-no room, so that who passes it takes nothing from it.
+no room, so that who passes it takes nothing from it. Other new grammars do: those that fit beside what is
+being compiled go past it until they come to as much as is compiled at once, and then wait behind it.
 
 Passes are counted for each pool by itself, so that a request stuck on one server hides nobody
 who waits for another.
@@ -55,6 +56,9 @@ UNSURE = 1.3
 at 1.5 times 0.651 / 0.654 / 0.658 / 0.654, with large caps 0.557 / 0.566 / 0.572 / 0.566; the 95th percentile
 instead costs a quarter of Azure's."""
 
+PATIENCE_S = 10.0
+"""Seconds of grammars that go past another one's turn where more than that is compiled at once: the default bound."""
+
 Choice = tuple["Entry", "PoolLedger", "Demand"]
 
 
@@ -75,6 +79,7 @@ def _among(books: Books, taking: set[PoolId], now: float) -> Choice | None:
     weights = {ident: books.weight_on(ident) for ident in books.pools}
     blocked: dict[PoolId, Entry] = {}
     next_in: set[PoolId] = set()  # pools whose next prefill is spoken for
+    uncompiled: dict[PoolId, Entry] = {}  # who waits in front for its grammar's turn
     spare = LOOK_AROUND
     for flow in sorted((f for f in books.flows.values() if f.waiting), key=lambda f: f.turn(now)):
         held_back: dict[PoolId, Entry] = {}
@@ -82,7 +87,12 @@ def _among(books: Books, taking: set[PoolId], now: float) -> Choice | None:
             spare -= place_in_line > 0
             ready = list(_ready(books, entry, now))
             allowed = [(p, d) for p, d in ready if _allowed(flow, d, p, weights)]
-            useful = [(p, d) for p, d in allowed if _of_use(books, p, d, entry.ticket, now)]
+            useful = [
+                (pool, demand)
+                for pool, demand in allowed
+                if not _is_next(uncompiled.get(pool.ledger.pool), pool, entry)
+                and _of_use(books, pool, demand, entry.ticket, now)
+            ]
             place = placement.pick(
                 entry.ticket.lead,
                 [
@@ -98,7 +108,10 @@ def _among(books: Books, taking: set[PoolId], now: float) -> Choice | None:
             if place is not None:
                 ledger, demand = place[0].ledger, place[1]
                 _count_pass(books, blocked, held_back, ledger, demand)
+                _count_grammar(uncompiled.get(ledger.pool), place[0], entry)
                 return entry, ledger, demand
+            for waits in _lacks_its_turn(entry, allowed, now):
+                uncompiled.setdefault(waits, entry)
             for pool, demand in useful:
                 blocked.setdefault(pool.ledger.pool, entry)
                 if pool.only_prefill_lacks(demand, entry):
@@ -136,7 +149,31 @@ def _takes_work(books: Books, pool: Pool, now: float) -> bool:
 
 def _of_use(books: Books, pool: Pool, demand: Demand, ticket: Ticket, now: float) -> bool:
     """Whether room is all that it may lack here."""
-    return pool.compiles(ticket.grammar, now) and _in_time(books, pool, demand, ticket, now)
+    return pool.compiles(ticket.grammar, demand, now) and _in_time(books, pool, demand, ticket, now)
+
+
+def _lacks_its_turn(
+    entry: Entry, allowed: Iterable[tuple[Pool, Demand]], now: float
+) -> Iterable[PoolId]:
+    """Where all that it lacks is the end of other grammars."""
+    grammar = entry.ticket.grammar
+    for pool, demand in allowed if grammar is not None else ():
+        if not pool.compiles(grammar, demand, now) and pool.fits(demand, entry):
+            yield pool.ledger.pool
+
+
+def _count_grammar(first: Entry | None, pool: Pool, entry: Entry) -> None:
+    """This one is about to start on a pool: its grammar, where it is new, goes past that of `first`."""
+    grammar = entry.ticket.grammar
+    if first is not None and grammar is not None and pool.compiling.starts(grammar):
+        first.passed_s += grammar.seconds
+
+
+def _is_next(first: Entry | None, pool: Pool, entry: Entry) -> bool:
+    """Whether the next grammar to be compiled is that of `first`, and not this one's."""
+    if first is None or first.passed_s < min(pool.ledger.limits.compile_s, PATIENCE_S):
+        return False
+    return pool.compiling.starts(entry.ticket.grammar)
 
 
 def _in_time(books: Books, pool: Pool, demand: Demand, ticket: Ticket, now: float) -> bool:

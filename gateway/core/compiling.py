@@ -5,7 +5,8 @@ the processor from the scheduler; nothing ends that before it is done, not even 
 size that people write (a `maxLength` of 256: 9 s of one core each) stopped all streams of a machine with two cores
 for 13 s, one after the other for 0.2 s (docs/threat-model.md). So it is booked like prefill: what is being
 compiled is bounded, in seconds of one core, and one that is larger than the bound goes alone. Who has to wait for
-that is passed by those who need no new grammar, as what they take is not what it lacks.
+that is passed by those who need no new grammar, as what they take is not what it lacks; by those who need one
+that fits beside what is being compiled as well, but not for ever (see `choice`).
 
 What a server has compiled it keeps until it ends (0.5.6-0.5.23), and costs nothing again; the same one twice is
 compiled once. A grammar is done when the first token of a request with it comes, or its whole answer. Who
@@ -68,8 +69,13 @@ class Compiling:
         job.until = max(job.until, until)
         return job.until
 
+    def starts(self, grammar: Grammar | None) -> bool:
+        """Whether compiling begins with a request with it."""
+        return grammar is not None and self.is_new(grammar) and grammar.mark not in self._jobs
+
     def done(self, grammar: Grammar) -> None:
-        """A request with it has been answered, in part or as a whole."""
+        """A request with it has been answered, in part or as a whole: with a token at least. What the engine
+        refuses it may refuse for anything, before it looks at the grammar."""
         self._jobs.pop(grammar.mark, None)
         self._known.pop(grammar.mark, None)
         self._known[grammar.mark] = None

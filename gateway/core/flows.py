@@ -78,6 +78,7 @@ class Entry:
     demands: dict[PoolId, Demand] = field(default_factory=dict)
     lengths: Lengths | None = None  # of its client's answers, see lengths
     passed: int = 0  # KV tokens granted past it while it was blocked or held back, see choice
+    passed_s: float = 0.0  # seconds of grammars granted past it while it waited for its own
     came_back: bool = False  # when it was told to
     given: float = 0.0  # seconds of its wait in which there was no gate, see Admission.stood_still
     tag: float = 0.0  # its place in line, see the module

@@ -48,7 +48,7 @@ class Hold:
     @property
     def prefill(self) -> int:
         """Tokens of the prefill budget that it takes: none while its grammar is compiled, as nothing reads it
-        then. When it is read it is one more than was planned, and there are few such at once."""
+        then. When it is read it is one more than was planned, and there are few such at once (`Pool.compiles`)."""
         return self.demand.prefill if self.compile_s is None else 0
 
     @property

@@ -65,9 +65,23 @@ class Pool:
         are more (sgl-project/sglang#23141, #25865); since then they wait within it, before everybody else."""
         return adapter in self.kinds or len(self.kinds) < self.ledger.limits.kinds
 
-    def compiles(self, grammar: Grammar | None, now: float) -> bool:
-        """Whether a request with this grammar may start as far as that goes (see `compiling`)."""
-        return self.compiling.fits(grammar, self.ledger.limits.compile_s, now)
+    def compiles(self, grammar: Grammar | None, demand: Demand, now: float) -> bool:
+        """Whether a request with this grammar may start as far as that goes (see `compiling`).
+
+        Prompts that wait for grammars take nothing of the prefill budget, and are all read when these are
+        done: so they are no more than the budget either.
+        """
+        if grammar is None or not self.compiling.is_new(grammar):
+            return True
+        limits = self.ledger.limits
+        wait = sum(
+            hold.demand.prefill
+            for hold in self.ledger.holds.values()
+            if hold.prefilling and hold.compile_s is not None
+        )
+        if wait and wait + demand.prefill > limits.prefill_tokens:
+            return False
+        return self.compiling.fits(grammar, limits.compile_s, now)
 
     def reading(self, demand: Demand, lead: Lead) -> tuple[int, int]:
         """Of a request's prompt tokens: (what its server may have in its cache, what it likely reads)."""

@@ -42,7 +42,9 @@ def _among_others(books: Books, entry: Entry, pools: list[Pool], now: float) -> 
         return "for its adapter's place on a server, which runs so many at once (--max-loras-per-batch)"
     if not any(pool.ledger.fits(entry.demands[pool.ledger.pool], entry.lengths) for pool in pools):
         return "for room on a server"
-    if not any(pool.compiles(entry.ticket.grammar, now) for pool in pools):
+    if not any(
+        pool.compiles(entry.ticket.grammar, entry.demands[pool.ledger.pool], now) for pool in pools
+    ):
         return "for its grammar's turn to be compiled: the server is at work on those of others"
     if held_back(books, books.waiting[entry.ticket.id], entry):
         return "for its client's share of the server"

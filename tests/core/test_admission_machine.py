@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from gateway.core import caps
 from gateway.core.admission import Admission
 from gateway.core.amount import Amount
-from gateway.core.choice import LOOK_AHEAD
+from gateway.core.choice import LOOK_AHEAD, PATIENCE_S
 from gateway.core.flows import within_share
 from gateway.core.model import (
     Ask,
@@ -478,7 +478,16 @@ class Lives(RuleBasedStateMachine):
                         and flow.within_own_limits(demand)
                         and within_share(flow, demand, pool.ledger, weight)
                         and not any(e.passed >= patience for e in line[:at])
-                        and pool.compiles(entry.ticket.grammar, self.now)
+                        and pool.compiles(entry.ticket.grammar, demand, self.now)
+                        and not (
+                            pool.compiling.starts(entry.ticket.grammar)
+                            and any(  # another one's grammar is next
+                                ident in e.demands
+                                and e.passed_s >= min(pool.ledger.limits.compile_s, PATIENCE_S)
+                                for f in books.flows.values()
+                                for e in f.waiting
+                            )
+                        )
                     )
                     if free_to_go and pool.fits(demand, entry):
                         assert any(  # the next prefill is spoken for

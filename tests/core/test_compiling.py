@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gateway.core.compiling import KNOWN, Compiling
@@ -62,6 +64,7 @@ def test_a_whole_answer_shows_it_done(desk) -> None:
     desk.ask("one", grammar=LARGE, streamed=False)
     desk.ask("two", grammar=OTHER)
     desk.now = 1.0
+    desk.core.true_up(rid("one"), 5)
     desk.finish("one")
     assert "two" in desk.running
     desk.ask("three", grammar=LARGE)
@@ -150,20 +153,20 @@ def test_a_fence_for_it_idles_nobody() -> None:
 
 
 def test_what_is_compiled_first_takes_no_turn_at_being_read() -> None:
-    desk = Desk(gpu0=PoolLimits(10_000, prefill_tokens=100, compile_s=10.0))
+    desk = Desk(gpu0=PoolLimits(20_000, prefill_tokens=3_000, compile_s=10.0))
     desk.ask("large", 2_000, grammar=LARGE)
-    desk.ask("whole", 90, grammar=LARGE, streamed=False)
-    desk.ask("plain", 90)
+    desk.ask("whole", 900, grammar=LARGE, streamed=False)
+    desk.ask("plain", 900)
     assert set(desk.running) == {"large", "whole", "plain"}
-    assert desk.prefill() == 90
+    assert desk.prefill() == 900
     assert desk.core.books.pools[GPU0].read_by < 1.0, "nor is it waited for"
     desk.first_token("plain")
     holds = desk.core.books.pools[GPU0].ledger.holds
     assert holds[rid("whole")].prefilling, "though it came before"
-    desk.wait(9.2)
+    desk.wait(10.0)
     assert not holds[rid("whole")].prefilling
-    desk.ask("next", 2_000)
-    desk.ask("behind", 2_000)
+    desk.ask("next", 5_000)
+    desk.ask("behind", 5_000)
     assert desk.waiting == ["behind"], "what needs no compiling goes one by one"
     desk.first_token("large")
     desk.finish("large", "whole", "plain", "next")
@@ -191,3 +194,53 @@ def test_what_is_remembered_is_bounded() -> None:
     assert of.is_new(Grammar(4, 1.0))
     assert not of.is_new(Grammar(5, 1.0))
     assert len(of) == 0
+
+
+def test_many_small_ones_do_not_keep_a_large_one_away_for_ever(desk) -> None:
+    """Together with any of them it is above the bound, and the next of them comes before the last is done."""
+    desk.ask("s0", grammar=Grammar(100, 2.0), client="flood")
+    desk.ask("large", grammar=LARGE, client="victim")
+    for number in range(1, 30):
+        desk.ask(f"s{number}", grammar=Grammar(100 + number, 2.0), client="flood")
+        desk.now += 1.0
+        if f"s{number - 1}" in desk.running:
+            desk.first_token(f"s{number - 1}")
+            desk.finish(f"s{number - 1}")
+    assert "large" in desk.running
+    past = [name for name in desk.order[: desk.order.index("large")] if name.startswith("s")]
+    assert len(past) == 1 + 5, "what fits at once goes past it, 10 s of them, and no more"
+
+
+def test_a_large_one_that_waits_lets_small_ones_by(desk) -> None:
+    desk.ask("one", grammar=LARGE)
+    desk.ask("two", grammar=OTHER)
+    for number in range(6):
+        desk.ask(f"s{number}", grammar=Grammar(100 + number, 0.9))
+        desk.first_token(f"s{number}")
+    assert {f"s{number}" for number in range(6)} <= set(desk.running)
+    assert desk.waiting == ["two"]
+
+
+def test_what_the_engine_refused_is_not_compiled(desk) -> None:
+    """A request may be refused for any other reason, before anybody looks at its grammar."""
+    desk.ask("bad", grammar=LARGE, streamed=False)
+    desk.finish("bad")  # answered with 400: no token was seen
+    desk.ask("two", grammar=OTHER)
+    assert "two" in desk.running, "nor is it being compiled"
+    desk.ask("again", grammar=LARGE)
+    assert desk.waiting == ["again"]
+
+
+@pytest.mark.parametrize("most", [10.0, math.inf])
+@pytest.mark.parametrize("same", [True, False])
+def test_prompts_that_wait_for_a_grammar_are_few(most, same) -> None:
+    """They are read at once when it is done: no more than may be read at once, or one."""
+    desk = Desk(gpu0=PoolLimits(100_000, prefill_tokens=1_000, compile_s=most))
+    for number in range(8):
+        desk.ask(f"r{number}", 900, grammar=Grammar(1 if same else number, 0.3))
+    assert list(desk.running) == ["r0"]
+    desk.ask("small", 90, grammar=Grammar(99, 0.3))
+    assert "small" in desk.running
+    desk.first_token("r0")
+    assert len(desk.running) == 3
+    assert desk.prefill() <= 1_000, "those whose grammar is known by now are read in turn"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.dialects import grammars
+from gateway.edge.dialects import Invalid, grammars
 from gateway.edge.dialects.anthropic import Messages
 from gateway.edge.dialects.openai import Chat, Text
 from gateway.edge.dialects.responses import Responses
@@ -39,7 +39,10 @@ def many(number: int, **bounds: Any) -> Any:
 MEASURED = [
     # what, seconds of one core (xgrammar 0.2.1, 151,669 tokens, cache as SGLang has it)
     (schema(many(1)), 0.026),
-    (schema(many(100)), 0.042),
+    (schema(many(100)), 0.17),
+    (schema(many(300)), 1.3),
+    (schema(many(1200)), 20.5),
+    (schema(many(300) | {"required": [f"a{each}" for each in range(300)]}), 0.08),
     (schema({"enum": [f"value number {each}" for each in range(1000)]}), 0.042),
     (schema(text(maxLength=20)), 0.805),
     (schema(text(maxLength=50)), 2.3),
@@ -105,6 +108,69 @@ def test_another_prompt_is_no_other_grammar() -> None:
     assert grammars.of(body, 9.0) == grammars.of(other, 9.0)
 
 
+def tools(number: int, of: Any, **more: Any) -> Any:
+    made = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": of(i)}}
+        for i in range(number)
+    ]
+    return chat() | {"tools": made, "tool_choice": "required"} | more
+
+
+def test_of_the_same_tools_another_grammar_is_made_for_each_that_is_named() -> None:
+    bodies = [
+        tools(8, lambda i: text(maxLength=200 + i), **more)
+        for more in (
+            {},
+            {"parallel_tool_calls": False},
+            *(
+                {"tool_choice": {"type": "function", "function": {"name": f"f{i}"}}}
+                for i in range(8)
+            ),
+        )
+    ]
+    assert len({grammars.of(body, 9.0) for body in bodies}) == len(bodies)
+
+
+def test_all_tools_are_one_grammar() -> None:
+    """A thousand of them, of which nobody would have seen the end, kept everybody's grammars away for hours."""
+    alike = Chat().read(tools(300, lambda _: text(maxLength=256))).compile_s
+    assert 9.0 < alike < 15.0, "compiled once"
+    with pytest.raises(Invalid, match="different lengths"):
+        Chat().read(tools(1000, lambda i: text(maxLength=256 + i)))
+    with pytest.raises(Invalid, match="places"):
+        Chat().read(tools(26, lambda i: text(pattern=f"[^{chr(97 + i)}]{{1,250}}")))
+
+
+def test_all_parts_of_a_tag_are_one_grammar() -> None:
+    parts = [{"type": "json_schema", "json_schema": text(maxLength=256 + i)} for i in range(100)]
+    structures = [
+        {"begin": f"<{i}>", "schema": text(maxLength=256 + i), "end": "<e>"} for i in range(100)
+    ]
+    forms: list[Any] = [
+        {"format": {"type": "sequence", "elements": parts}},
+        {"structures": structures, "triggers": ["<"]},
+    ]
+    for form in forms:
+        with pytest.raises(Invalid, match="different lengths"):
+            Chat().read(chat() | {"response_format": {"type": "structural_tag", **form}})
+    texts = [{"type": "grammar", "grammar": f"root ::= [^{c}]{{1,250}}"} for c in "abcdefghijkl"]
+    tag = {"type": "structural_tag", "format": {"type": "or", "elements": texts}}
+    with pytest.raises(Invalid, match="places"):
+        Chat().read(chat() | {"response_format": tag})
+
+
+def test_one_batch_is_no_way_to_have_many_compiled_at_once() -> None:
+    def batch(*each: Any) -> Any:
+        params = [{"json_schema": json.dumps(text(maxLength=most))} for most in each]
+        return {"text": ["a"] * len(each), "sampling_params": params}
+
+    with pytest.raises(Invalid, match="requests of their own"):
+        Generate().read(batch(256, 255))
+    assert 9.0 < Generate().read(batch(256, 256)).compile_s < 15.0, "the same one is compiled once"
+    assert Generate().read(batch(20, 21)).compile_s < 5.0
+    assert Generate().read(batch(256)).compile_s > 9.0
+
+
 def test_tools_that_may_be_called_or_not_are_no_grammar() -> None:
     assert Chat().read(chat() | tool(LONG)).compile_s == 0.0
 
@@ -165,3 +231,36 @@ async def test_a_policy_may_let_them_go_at_once(start, backend) -> None:
         await rig.until(lambda: len(rig.engine.seen) == 3)
         hold.set()
         assert [one.status for one in await asyncio.gather(*large)] == [200, 200, 200]
+
+
+async def test_what_the_engine_refused_is_not_taken_for_compiled(rig) -> None:
+    """Else eight that were refused for something else could follow all at once."""
+    rig.engine.queue.append(Behaviour(error=(400, "top_k must be an odd number")))
+    assert (await rig.post(CHAT, asked("a"))).status == 400
+    hold = asyncio.Event()
+    rig.engine.default = Behaviour(tokens=4, hold=hold)
+    before = len(rig.engine.seen)
+    both = [asyncio.create_task(rig.post(CHAT, asked(letter))) for letter in "ab"]
+    await rig.queued(1)
+    assert len(rig.engine.seen) == before + 1
+    hold.set()
+    assert [one.status for one in await asyncio.gather(*both)] == [200, 200]
+
+
+def test_fields_that_may_be_left_out_are_bounded() -> None:
+    """Nine thousand of them, which would take some twenty minutes, fit into the bytes of a grammar."""
+    with pytest.raises(Invalid, match="required"):
+        Chat().read(chat() | schema(many(4000)))
+    numbers = {name: {"type": "integer"} for name in many(4000)["properties"]}
+    assert Chat().read(chat() | schema({"type": "object", "properties": numbers})).compile_s < 5.0
+
+
+@pytest.mark.parametrize("odd", [None, 5, "a", [[]], [{}], {"a": 1}, True])
+def test_odd_fields_are_no_error_of_ours(odd: Any) -> None:
+    made = {
+        "type": "object",
+        "properties": {"a": odd, "b": {"type": odd, "enum": odd}},
+        "required": odd,
+    }
+    assert Chat().read(chat() | schema(made)).compile_s < 0.25
+    Chat().read(chat() | schema({"properties": odd}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -172,3 +173,63 @@ async def test_what_compiles_for_long_is_refused_with_a_remedy(rig, path: str, b
 async def test_honest_schemas_pass(rig, schema: Any) -> None:
     got = await rig.post(CHAT, formed(schema))
     assert got.status == 200, got.body
+
+
+ROWS = [
+    # what may be left out in a row; seconds of one core (xgrammar 0.2.1, 151,669 tokens)
+    (".?" * 10, 3.1),
+    (".?" * 20, 22.4),
+    ("(.?)" * 20, 24.4),
+    (".?[^b]?[^c]?[^d]?" * 5, 23.3),
+    ("[a-z]?" * 20, 3.7),
+    (".*" * 20, 1.5),
+]
+
+
+@pytest.mark.parametrize(("pattern", "seconds"), ROWS)
+def test_sets_in_a_row_that_may_be_left_out_are_told(pattern: str, seconds: float) -> None:
+    assert seconds / 1.5 <= repeats.check([pattern]) <= 4 * seconds
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(.?a)" * 20,  # 0.10 s: a letter ends the row
+        ".?a" * 20,
+        "(.b)?" * 20,  # 0.05 s
+        ".{0,1}" * 20,  # 0.03 s
+        "a?" * 200,  # 0.6 s
+        "([a-z]\\d?)" * 20,
+        r"^\s*[a-z]*\s*,?\s*(\d+)?(Z|\+\d\d)?$",
+        r"^[+-]?\d*\.?\d*(?:[eE][+-]?\d+)?$",
+    ],
+)
+def test_what_is_in_no_row_costs_no_more_than_its_places(pattern: str) -> None:
+    assert repeats.check([pattern]) < 1.0
+
+
+@pytest.mark.parametrize(
+    "pattern", [".?" * 40, "(.|ab)?" * 40, "(|.)" * 40, "(.?.?)" * 20, "\\w*" * 60]
+)
+def test_longer_rows_are_refused(pattern: str) -> None:
+    """Thirty of `.?` were not done after 80 s."""
+    with pytest.raises(TooMany):
+        repeats.check([pattern])
+
+
+def test_names_in_a_row_are_sets_in_a_row() -> None:
+    rules = "\na ::= [^x]\n"
+    assert repeats.check([], "root ::= " + "a? " * 20 + rules) > 20.0
+    assert repeats.check([], "root ::= " + '"x"? ' * 20 + rules) < 0.1
+    with pytest.raises(TooMany):
+        repeats.check([], "root ::= " + "a ? " * 40 + rules)
+
+
+@pytest.mark.parametrize(
+    "ebnf", ["a" * 250_000, "a " * 125_000, "a" + " " * 250_000, "a" * 250_000 + " "]
+)
+def test_names_are_read_once(ebnf: str) -> None:
+    before = time.process_time()
+    with suppress(TooMany):
+        repeats.check([], ebnf)
+    assert time.process_time() - before < 1.0

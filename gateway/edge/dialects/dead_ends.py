@@ -290,6 +290,31 @@ def patterns(root: object) -> list[str]:
     return found
 
 
+_SHORT: Final = frozenset(("integer", "number", "boolean", "null"))
+"""Types of which a field costs next to nothing."""
+
+
+def optional(root: object) -> Iterable[int]:
+    """Of each object in a JSON schema, how many fields may be left out."""
+    for one in _parts(root):
+        if not isinstance(fields := one.get("properties"), dict):
+            continue
+        required = one.get("required")
+        must = (
+            {name for name in required if isinstance(name, str)}
+            if isinstance(required, list)
+            else set()
+        )
+        yield sum(name not in must and _is_long(field) for name, field in fields.items())
+
+
+def _is_long(field: object) -> bool:
+    if not isinstance(field, dict):
+        return True
+    kind = field.get("type")
+    return not (isinstance(kind, str) and kind in _SHORT) and not {"enum", "const"} & field.keys()
+
+
 def lengths(root: object) -> set[tuple[float | None, float | None]]:
     """The different bounds of texts in a JSON schema: (least, most)."""
     return {

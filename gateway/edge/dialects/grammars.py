@@ -16,7 +16,7 @@ from gateway.core.model import Grammar
 from gateway.edge.dialects import Invalid, guard, one_grammar, repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ANY_JSON: Final = "$$ANY$$"
 """SGLang's own word for any JSON, where a schema is expected."""
@@ -30,7 +30,14 @@ _FIELDS: Final = (
 )
 """Where grammars stand in bodies and in sampling parameters, beside tools and what has a `format`."""
 
+_CHOICE: Final = ("tool_choice", "parallel_tool_calls")
+"""Of the same tools a grammar is made for the one that is named, or for all, and for one call or several."""
+
 _HOLDERS: Final = ("text", "output_config")
+
+MOST_TOGETHER_S: Final = 10.0
+"""Seconds of one core for the different grammars of one batch: the default of `backends[].compile_s`, and half the
+time for which eight large ones stopped all streams."""
 
 _KEY: Final = secrets.token_bytes(16)
 
@@ -99,12 +106,29 @@ def check_tools(body: Mapping[str, Any]) -> float:
         return 0.0
     seconds = one_grammar.check_size(bound, "tools")
     one_grammar.check_depth(bound, "tools")
-    for tool in bound:
-        for holder in (tool, tool.get("function")) if isinstance(tool, dict) else ():
-            if isinstance(holder, dict):
-                for name in _SCHEMAS:
-                    seconds += one_grammar.check_schema(holder.get(name), "tools")
-    return seconds
+    schemas = [
+        holder.get(name)
+        for tool in bound
+        for holder in ((tool, tool.get("function")) if isinstance(tool, dict) else ())
+        if isinstance(holder, dict)
+        for name in _SCHEMAS
+    ]
+    return seconds + one_grammar.check_schemas(schemas, "tools")
+
+
+def check_each(many: Sequence[Mapping[str, Any]], *fields: str) -> float:
+    """The grammars of the sampling parameters of a batch: each different one is compiled, all at once. Raises
+    Invalid."""
+    each = {repr([params.get(field) for field in fields]): params for params in many}
+    seconds = [check(params, *fields) for params in each.values()]
+    if sum(one >= repeats.LIGHT_S for one in seconds) > 1 and sum(seconds) > MOST_TOGETHER_S:
+        msg = (
+            f"sampling_params has different grammars that together take some {sum(seconds):.0f} s to compile, at most "
+            f"{MOST_TOGETHER_S:.0f} in one batch, as the engine compiles them all at once. Send these prompts as "
+            "requests of their own, or with one grammar"
+        )
+        raise Invalid(msg, "sampling_params")
+    return sum(seconds)
 
 
 def check_least(params: Mapping[str, Any], field: str) -> None:
@@ -152,7 +176,7 @@ def of(body: Mapping[str, Any], seconds: float) -> Grammar | None:
     ]
     made_of += [_format(body, field) for field in _HOLDERS]
     try:
-        told = orjson.dumps([*made_of, _bound_tools(body)])
+        told = orjson.dumps([*made_of, _bound_tools(body), *(body.get(field) for field in _CHOICE)])
     except orjson.JSONEncodeError:  # in a field that this route does not read; deeper than it goes
         told = secrets.token_bytes(16)
     mark = hashlib.blake2b(told, key=_KEY, digest_size=8).digest()

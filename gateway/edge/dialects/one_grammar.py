@@ -10,14 +10,14 @@ takes (see `repeats`).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
 from gateway.edge.dialects import Invalid, dead_ends, repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 MOST_BYTES: Final = 256 << 10
@@ -67,7 +67,10 @@ def check_pattern(text: str, field: str) -> float:
     if max(text.count("("), text.count(")")) > MOST_GROUPS:
         msg = f"{field} has more than {MOST_GROUPS:,} groups"
         raise Invalid(msg, field)
-    return _check_ebnf(text, field) if field == "ebnf" else _check_repeats([text], field)
+    if field == "ebnf":
+        _check_ebnf(text, field)
+        return _check_repeats([], field, text)
+    return _check_repeats([text], field)
 
 
 def _check_repeats(patterns: list[str], field: str, ebnf: str = "") -> float:
@@ -77,13 +80,14 @@ def _check_repeats(patterns: list[str], field: str, ebnf: str = "") -> float:
         msg = (
             f"{field} has patterns whose repeats spell out more than {repeats.MOST_PLACES:,} places (such as "
             "`[^a]{1,300}` ten times, each of other letters), or repeats within repeats that come to "
-            f"{repeats.MOST_NESTED:,} (`(.{{1,100}},){{1,100}}`), or more than {repeats.MOST_PIECES:,} pieces, which "
-            "take long to compile. Write `*` or `+` for large numbers"
+            f"{repeats.MOST_NESTED:,} (`(.{{1,100}},){{1,100}}`), or more than {repeats.MOST_ROW:.0f} sets in a row that "
+            f"may each be left out (`.?.?.?`), or more than {repeats.MOST_PIECES:,} pieces, which "
+            "take long to compile. Write `*` or `+` for large numbers, and `{0,n}` for `?` n times"
         )
         raise Invalid(msg, field) from None
 
 
-def _check_ebnf(text: str, field: str) -> float:
+def _check_ebnf(text: str, field: str) -> None:
     """What ends the scheduler in EBNF: of 0.5.6 (xgrammar 0.1.27) by what it is made of, of all by where it
     leads to. Raises Invalid."""
     if dead_ends.has_more(text, repeats.MOST_PIECES):
@@ -106,7 +110,6 @@ def _check_ebnf(text: str, field: str) -> float:
             "itself, or an empty choice of letters. Give it another way to begin"
         )
         raise Invalid(msg, field)
-    return _check_repeats([], field, text)
 
 
 _TOLD: Final = 40
@@ -149,20 +152,37 @@ def check_depth(given: object, field: str) -> None:
 
 
 def check_schema(schema: object, field: str) -> float:
-    """A JSON schema by itself: how deep, where its references lead to, and its patterns. Raises Invalid."""
-    check_depth(schema, field)
-    if dead_ends.ref_without_end(schema):
-        msg = f"{field} has a $ref that leads back to itself, so that nothing can be written for it"
-        raise Invalid(msg, field)
-    seconds = _check_repeats(dead_ends.patterns(schema), field)
-    lengths = dead_ends.lengths(schema)
+    """A JSON schema by itself. Raises Invalid."""
+    return check_schemas([schema], field)
+
+
+def check_schemas(
+    schemas: Sequence[object], field: str, patterns: Sequence[str] = (), ebnf: str = ""
+) -> float:
+    """JSON schemas, and what else one grammar is made of: how deep, where references lead to, and the patterns
+    of all together, as the engine compiles them together. Raises Invalid."""
+    for schema in schemas:
+        check_depth(schema, field)
+        if dead_ends.ref_without_end(schema):
+            msg = f"{field} has a $ref that leads back to itself, so that nothing can be written for it"
+            raise Invalid(msg, field)
+    found = [*patterns, *(text for schema in schemas for text in dead_ends.patterns(schema))]
+    seconds = _check_repeats(found, field, ebnf)
+    lengths = {bounds for schema in schemas for bounds in dead_ends.lengths(schema)}
     if len(lengths) > repeats.MOST_LENGTHS:
         msg = (
             f"{field} has texts of more than {repeats.MOST_LENGTHS} different lengths (minLength, maxLength), each "
             "of which takes long to compile; use fewer, such as the next power of two"
         )
         raise Invalid(msg, field)
-    return seconds + repeats.lengths_s(lengths)
+    left_out = repeats.optional_s(n for schema in schemas for n in dead_ends.optional(schema))
+    if left_out > repeats.MOST_OPTIONAL_S:
+        msg = (
+            f"{field} has objects with so many fields that may be left out that they take some {left_out:.0f} s to "
+            f"compile, at most {repeats.MOST_OPTIONAL_S:.0f}; list fields in `required`, or use fewer"
+        )
+        raise Invalid(msg, field)
+    return seconds + repeats.lengths_s(lengths) + left_out
 
 
 def _within(one: object) -> Iterator[object]:
@@ -179,9 +199,11 @@ def check_tag(given: object, field: str) -> float:
     check_depth(given, field)
     if isinstance(given, dict) and given.get("structures") is None:
         if isinstance(given.get("format"), dict):
-            return _check_parts(given["format"], field)
+            made = _Made([], [], [])
+            _look_at(given["format"], field, made)
+            return check_schemas(made.schemas, field, made.patterns, "\n".join(made.ebnf))
     elif isinstance(given, dict) and _is_legacy(given["structures"], given.get("triggers")):
-        return sum(check_schema(one.get("schema"), field) for one in given["structures"])
+        return check_schemas([one.get("schema") for one in given["structures"]], field)
     msg = (
         f"{field} must have a format, an object; or structures, each with begin and end as texts and a "
         "schema, and triggers, a list of texts"
@@ -189,29 +211,39 @@ def check_tag(given: object, field: str) -> float:
     raise Invalid(msg, field)
 
 
-def _check_parts(form: object, field: str) -> float:
+class _Made(NamedTuple):
+    """What a grammar is made of."""
+
+    schemas: list[object]
+    patterns: list[str]
+    ebnf: list[str]
+
+
+def _look_at(form: object, field: str, made: _Made) -> None:
     """The parts of a format, as far as the engine walks through them itself before its parser looks: a list
     for a type, or none where it has parts, is a TypeError there, and at 0.5.6 the scheduler's end. What
     stands in a `json_schema` is no part. `form` is no deeper than `DEEPEST`. Raises Invalid."""
     if not isinstance(form, dict):
-        return 0.0
+        return
     if not isinstance(form.get("type"), str | None):
         msg = f"{field} has a part whose type is no text"
         raise Invalid(msg, field)
     _check_tokens(form, field)
-    seconds = sum(_check_parts(form.get(name), field) for name in ("content", "begin", "end"))
+    for name in ("content", "begin", "end"):
+        _look_at(form.get(name), field, made)
     if isinstance(text := form.get("grammar"), str):
-        seconds += _check_ebnf(text, field)
+        _check_ebnf(text, field)
+        made.ebnf.append(text)
     if isinstance(text := form.get("pattern"), str):
-        seconds += _check_repeats([text], field)
-    seconds += check_schema(form.get("json_schema"), field)
+        made.patterns.append(text)
+    made.schemas.append(form.get("json_schema"))
     for name in ("elements", "tags"):
         parts = form.get(name, [])
         if not isinstance(parts, list):
             msg = f"{field} has {name} that are no list"
             raise Invalid(msg, field)
-        seconds += sum(_check_parts(part, field) for part in parts)
-    return seconds
+        for part in parts:
+            _look_at(part, field, made)
 
 
 def _check_tokens(part: dict[str, Any], field: str) -> None:

@@ -37,6 +37,16 @@ MOST_PIECES: Final = 25_000
 4 µs of the loop that all clients share. A choice of 10,000 words, which takes 8 s to compile, has 20,000 in EBNF and
 two in a pattern."""
 
+MOST_ROW: Final = 32.0
+"""Sets in a row each of which may be left out (`.?.?.?`), a narrow one as NARROW_ROW: 97 s of one core."""
+
+NARROW_ROW: Final = 0.55
+
+ROW_S: Final = 0.003
+"""For each of a row, times the square of how many they are: from each place all that follow can be reached at once.
+`.?` ten times takes 3.1 s, twenty times 22 s, thirty times more than 80 s; `[a-z]?` ten times 0.4 s and twenty times
+3.7 s; `.*` 0.4 and 1.5 s. With a letter between them (`.?a`) twenty take 0.1 s."""
+
 SPELLED: Final = 256
 """Times that a repeat counts at most: 300 and 1,000 take the same."""
 
@@ -54,6 +64,13 @@ LEAST_S: Final = 0.02
 LENGTH_S: Final = 0.1
 """For each further length: ten of 100 to 109 take 5.7 s."""
 
+OPTIONAL_S: Final = 1.45e-5
+"""For each pair of fields of an object that may be left out: 100 texts take 0.17 s, 300 take 1.3, 600 take 5.1 and
+1,200 take 20.5; numbers a thirtieth of that, and fields that are required next to nothing."""
+
+MOST_OPTIONAL_S: Final = 90.0
+"""2,500 of them in one object."""
+
 EIGHT_S_BYTES: Final = 209_000
 """A choice of 10,000 words takes 8 s, one of 1,000 words 0.02: it grows with the square, or faster."""
 
@@ -69,18 +86,37 @@ _PIECE: Final = re.compile(
 """Letters in a row are one piece, as only the last of them may be repeated. What has taken something gives
 none of it back (`++`): of `{1` and a thousand spaces, each way to share them out would be tried."""
 
-_TEXT: Final = re.compile(r'"(?:[^"\\\n]++|\\.)*+"?|\[(?:[^\]\\\n]++|\\.)*+\]?|#[^\n]*+')
-"""In EBNF a text is no set of letters, and brackets within it are none."""
+_TEXT: Final = re.compile(
+    r'"(?:[^"\\\n]++|\\.)*+"?|\[(?:[^\]\\\n]++|\\.)*+\]?|#[^\n]*+|[ \t]++'
+    r"|[A-Za-z_][A-Za-z0-9_.\-]*+(?:[ \t]*+(?P<mark>[?*]))?+"
+)
+"""In EBNF a text is no set of letters, and brackets within it are none; a name that may be left out may be one of any
+set. A name is taken as a whole, whatever follows: from each of its letters the end would be looked for again."""
+
+_LEFT_OUT: Final = frozenset("?*")
+_OPTIONAL: Final = re.compile(r"(?:[^?*|][?*][?+]?|[?+^$])*+")
+"""Letters that may be left out, and what is no letter: a row of sets goes on behind them."""
 
 
 class TooMany(Exception):
-    """More places than MOST_PLACES, MOST_NESTED or MOST_PIECES."""
+    """More places than MOST_PLACES, MOST_NESTED or MOST_PIECES, or a longer row than MOST_ROW."""
 
 
 class _Group:
     """What is in brackets, or all of a pattern."""
 
-    __slots__ = ("closed", "deep", "last", "places", "sets")
+    __slots__ = (
+        "closed",
+        "deep",
+        "empty",
+        "last",
+        "letters",
+        "longest",
+        "places",
+        "row",
+        "sets",
+        "ways",
+    )
 
     def __init__(self) -> None:
         self.sets: dict[str, int] = {}  # how often each is spelled out
@@ -88,6 +124,51 @@ class _Group:
         self.deep = 1  # the largest product of repeats
         self.last: str | None = None  # the set right before; "" for another letter
         self.closed: _Group | None = None  # the group right before
+        self.row = 0.0  # sets that may be left out, right before, as wide ones
+        self.longest = 0.0
+        self.letters = False  # there are others than sets
+        self.ways = self.empty = False  # there are several, of which one is nothing
+
+    def leaves_out(self, mark: str) -> None:
+        """What stood right before may be left out, as `mark` says. Raises TooMany."""
+        inner, name = self.closed, self.last or ""
+        if inner is not None:
+            if not inner.ways and (inner.letters or inner.places != 1):
+                return
+            name = next((one for one in inner.sets if _is_wide(one)), "")
+        self._grow(1.0 if mark != "*" and _is_wide(name) else NARROW_ROW)
+
+    def _grow(self, more: float) -> None:
+        self.row += more
+        self.longest = max(self.longest, self.row)
+        if self.longest > MOST_ROW:
+            raise TooMany
+
+    def follows(self, *, end: bool = False) -> None:
+        """Something comes next, or the end: what stood right before is not left out, unless it may be nothing.
+        Raises TooMany."""
+        inner = self.closed
+        if inner is not None and inner.empty:
+            self.leaves_out("?")
+        elif inner is not None and not inner.letters and inner.row and inner.row == inner.longest:
+            self._grow(inner.row)  # a row in brackets goes on behind them
+        elif inner is not None or self.last:
+            self.row = 0.0
+            self.letters = self.letters or not end
+
+    def reads(self, text: str) -> None:
+        """Letters and marks. Raises TooMany."""
+        if text[0] in _LEFT_OUT and (self.closed is not None or self.last):
+            self.leaves_out(text[0])
+            text = text[1:]
+        else:
+            self.follows()
+        if "|" in text:
+            self.ways = True
+            self.empty = self.empty or text == "|"
+        if not _OPTIONAL.fullmatch(text):
+            self.letters = self.letters or text.strip("|") != ""
+            self.row = 0.0
 
     def add(self, name: str, times: int) -> None:
         """Raises TooMany."""
@@ -121,17 +202,26 @@ def check(patterns: Iterable[str], ebnf: str = "") -> float:
     most: dict[str, int] = {}
     texts = [*patterns]
     if ebnf:
-        texts.append(_TEXT.sub(lambda found: found[0] if found[0][0] == "[" else "_", ebnf))
-    places, left = 0, MOST_PIECES
+        texts.append(_TEXT.sub(_plain, ebnf))
+    places, left, row = 0, MOST_PIECES, 0.0
     for text in dict.fromkeys(texts):
-        sets, left = _places(text, left)
+        sets, left, longest = _places(text, left)
+        row = max(row, longest)
         for name, times in sets.items():
             if times > (known := most.get(name, 0)):
                 most[name] = times
                 places += times - known
         if places > MOST_PLACES:
             raise TooMany
-    return sum(times * (WIDE_S if _is_wide(name) else NARROW_S) for name, times in most.items())
+    each = sum(times * (WIDE_S if _is_wide(name) else NARROW_S) for name, times in most.items())
+    return each + ROW_S * row**3
+
+
+def _plain(found: re.Match[str]) -> str:
+    """What stands for a piece of EBNF in the place of a pattern."""
+    if found["mark"] is not None:
+        return "." + found["mark"]
+    return found[0] if found[0][0] == "[" else "" if found[0].isspace() else "_"
 
 
 def lengths_s(bounds: Collection[tuple[float | None, float | None]]) -> float:
@@ -139,6 +229,11 @@ def lengths_s(bounds: Collection[tuple[float | None, float | None]]) -> float:
     least = max((_spelled(low) for low, _ in bounds), default=0)
     most = max((_spelled(high) for _, high in bounds), default=0)
     return max(most * LETTER_S, least * LEAST_S) + len(bounds) * LENGTH_S
+
+
+def optional_s(counts: Iterable[int]) -> float:
+    """Seconds of one core for objects of which so many fields may be left out."""
+    return OPTIONAL_S * sum(count * count for count in counts)
 
 
 def size_s(size: int) -> float:
@@ -154,9 +249,9 @@ def _is_wide(name: str) -> bool:
     return name.startswith((".", "[^", "\\D", "\\S", "\\W"))
 
 
-def _places(text: str, left: int) -> tuple[dict[str, int], int]:
-    """Of each set in a pattern how often it is spelled out, and how many of the pieces that there may be are
-    left. Raises TooMany."""
+def _places(text: str, left: int) -> tuple[dict[str, int], int, float]:
+    """Of each set in a pattern how often it is spelled out, how many of the pieces that there may be are
+    left, and the longest row of sets that may be left out. Raises TooMany."""
     open_ = [_Group()]
     for piece in _PIECE.finditer(text):
         left -= 1
@@ -166,6 +261,10 @@ def _places(text: str, left: int) -> tuple[dict[str, int], int]:
         if kind == "times":
             group.settle(_times(piece["times"]))
             continue
+        if kind == "other":
+            group.reads(what)
+        else:
+            group.follows(end=kind == "close")
         group.settle()
         if kind in {"letters", "any", "escape"}:
             group.last = what
@@ -179,14 +278,16 @@ def _places(text: str, left: int) -> tuple[dict[str, int], int]:
     while len(open_) > 1:  # never closed: the engine's parser will say so
         _close(open_)
         open_[-1].settle()
+    open_[0].follows(end=True)
     open_[0].settle()
-    return open_[0].sets, left
+    return open_[0].sets, left, open_[0].longest
 
 
 def _close(open_: list[_Group]) -> None:
-    inner = open_.pop()
+    inner, outer = open_.pop(), open_[-1]
     inner.settle()
-    open_[-1].closed = inner
+    outer.longest = max(outer.longest, inner.longest)
+    outer.closed = inner
 
 
 def _times(text: str) -> int:

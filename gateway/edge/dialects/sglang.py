@@ -54,8 +54,8 @@ class Generate:
         many = _params(body)
         hazards.check_number(body.get("sampling_params"), _batch(body))
         hazards.check_stop_patterns(*many)
+        compile_s += grammars.check_each(many, "regex", "ebnf", "json_schema", "structural_tag")
         for params in many:
-            compile_s += grammars.check(params, "regex", "ebnf", "json_schema", "structural_tag")
             hazards.check_sampling(params)
             native.understood(params)
             grammars.check_least(params, LEAST)

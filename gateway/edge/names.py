@@ -61,8 +61,13 @@ class Names:
             return self._reading.get(backend)
         self._read_at[backend] = now
         task = self._reading[backend] = spawn(_read(backend), f"adapters of {backend.name}")
-        task.add_done_callback(lambda _: self._reading.pop(backend, None))
+        task.add_done_callback(lambda done: self._over(backend, done))
         return task
+
+    def _over(self, backend: Backend, task: asyncio.Task[None]) -> None:
+        """A list was read, or did not come; a later reading may be under way."""
+        if self._reading.get(backend) is task:
+            del self._reading[backend]
 
 
 async def _read(backend: Backend) -> None:

@@ -45,8 +45,8 @@ fetch: $(READY) $(TOOLS)/ready
 # one gate, so they have the machine to themselves.
 test-slow: fetch
 	$(PYTEST) -m slow --timeout 600 tests/lease
-	$(PYTEST) -n 2 --dist loadgroup -m slow --timeout 1500 --ignore tests/lease
-	$(PYTEST) -n 2 -m "hypothesis and not slow" --hypothesis-profile thorough --timeout 600
+	$(PYTEST) -n 3 --dist loadgroup -m slow --timeout 1500 --ignore tests/lease
+	$(PYTEST) -n 3 -m "hypothesis and not slow" --hypothesis-profile thorough --timeout 600
 
 # A genuine SGLang on CPU: about two minutes to install once (into .real/).
 engine: $(READY)

@@ -20,7 +20,7 @@ from tests.deploy.parts import ROOT
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.xdist_group("debian"),
+    pytest.mark.xdist_group("image"),
 ]
 
 CACHE = ROOT / ".real" / "debian"

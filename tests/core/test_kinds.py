@@ -72,3 +72,12 @@ def test_who_waits_for_a_place_is_told_so() -> None:
     desk.wait(6.0)
     assert desk.refused["sql"].code is Code.QUEUE_TIMEOUT
     assert "adapter" in desk.refused["sql"].message
+
+
+def test_who_lacks_a_place_does_not_keep_the_next_prefill() -> None:
+    """It would not start when the prompts in prefill are in, so others may go meanwhile."""
+    desk = Desk(gpu0=PoolLimits(1000, prefill_tokens=100, kinds=1))
+    desk.ask("base", 90, client="a")
+    desk.ask("sql", 90, client="b", adapter="sql")
+    desk.ask("small", 10, client="c")
+    assert desk.waiting == ["sql"]

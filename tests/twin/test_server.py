@@ -10,6 +10,7 @@ import pytest
 
 from gateway.twin.profiles import TINY_CPU
 from gateway.twin.server import TwinServer
+from gateway.upstream.facts import parse_server
 
 SPEED = 40.0
 SLOW = 0.2  # 400 tokens take ten seconds, a step a fortieth
@@ -753,3 +754,14 @@ async def test_nobody_is_left_hanging_by_a_death(http):
         async with asyncio.timeout(5):
             await asyncio.gather(*asked)
         await until(lambda: not server._runner.server.connections)
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.17"])
+async def test_two_twins_are_told_apart_as_two_servers_are(http, version) -> None:
+    told = []
+    for _ in range(2):
+        async with twin(version=version) as server, http.get(server.url + "/server_info") as info:
+            told.append(await info.json())
+    first, second = (parse_server(info).started_key for info in told)
+    assert first != second
+    assert all(("startup_time" in info) is (version == "0.5.17") for info in told)

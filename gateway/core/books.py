@@ -351,7 +351,7 @@ class Books:
                     z=z,
                     share=ledger.envelope.share,
                     foreign=ledger.foreign,
-                    compiling=len(pool.compiling),
+                    compiling=pool.compiling.under_way(now),
                 )
             )
         clients = tuple(

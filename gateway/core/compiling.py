@@ -3,7 +3,7 @@
 Theory. A grammar that a server has not seen is compiled within its scheduler's process, by eight threads that take
 the processor from the scheduler; nothing ends that before it is done, not even an abort. Eight grammars of the
 size that people write (a `maxLength` of 256: 9 s of one core each) stopped all streams of a machine with two cores
-for 13 s, one after the other for 0.2 s (docs/threat-model.md). So it is booked like prefill: what is being
+for 13 s, one after the other for 0.7 s (docs/threat-model.md). So it is booked like prefill: what is being
 compiled is bounded, in seconds of one core, and one that is larger than the bound goes alone. Who has to wait for
 that is passed by those who need no new grammar, as what they take is not what it lacks; by those who need one
 that fits beside what is being compiled as well, but not for ever (see `choice`).
@@ -42,15 +42,14 @@ class Compiling:
         self._known: dict[int, None] = {}
         self._jobs: dict[int, _Job] = {}
 
-    def __len__(self) -> int:
-        return len(self._jobs)
+    def under_way(self, now: float) -> int:
+        """Grammars that are likely being compiled."""
+        return sum(job.until > now for job in self._jobs.values())
 
-    def fits(self, grammar: Grammar | None, most_s: float, now: float) -> bool:
+    def fits(self, grammar: Grammar, most_s: float, now: float) -> bool:
         """Whether a request with it may start now, where `most_s` seconds of one core may be compiled at once."""
-        if grammar is None or not self._jobs:
-            return True
         self._done_by(now)
-        if not self.is_new(grammar) or grammar.mark in self._jobs or not self._jobs:
+        if not self._jobs or not self.starts(grammar):
             return True
         return grammar.seconds + sum(job.seconds for job in self._jobs.values()) <= most_s
 

@@ -60,6 +60,14 @@ def test_an_answer_in_one_piece_holds_it_for_its_likely_time(desk) -> None:
     assert "two" in desk.running, "at its time, though nobody asked"
 
 
+def test_what_is_told_of_it_ends_with_its_time(desk) -> None:
+    """Also where nobody comes who would look."""
+    desk.ask("one", grammar=LARGE)
+    desk.take(desk.core.settle(rid("one"), Outcome.FAILED, desk.now))
+    assert [pool.compiling for pool in desk.core.view(8.9).pools] == [1]
+    assert [pool.compiling for pool in desk.core.view(9.1).pools] == [0]
+
+
 def test_a_whole_answer_shows_it_done(desk) -> None:
     desk.ask("one", grammar=LARGE, streamed=False)
     desk.ask("two", grammar=OTHER)
@@ -194,7 +202,7 @@ def test_what_is_remembered_is_bounded() -> None:
         of.done(Grammar(mark, 1.0))
     assert of.is_new(Grammar(4, 1.0))
     assert not of.is_new(Grammar(5, 1.0))
-    assert len(of) == 0
+    assert of.under_way(0.0) == 0
 
 
 def test_many_small_ones_do_not_keep_a_large_one_away_for_ever(desk) -> None:

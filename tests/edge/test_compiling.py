@@ -208,6 +208,13 @@ async def test_streams_go_on_while_grammars_wait_for_each_other(rig) -> None:
     assert len(rig.records) == before + 1
 
 
+async def test_a_whole_answer_shows_that_it_is_compiled(rig) -> None:
+    for expected in (9000.0, None):
+        body = asked("a") | {"stream": False}
+        assert (await rig.post(CHAT, body)).status == 200
+        assert rig.records[0]["compile_ms"] == expected
+
+
 async def test_for_ollama_as_well(rig) -> None:
     hold = asyncio.Event()
     rig.engine.default = Behaviour(tokens=4, hold=hold)

@@ -189,6 +189,7 @@ class Books:
             place.prefixes.put(ticket.lead, ledger.limits.kv_tokens)
         place.started += 1
         place.kinds[ticket.adapter] += 1
+        place.scores += ticket.scores
         self._watch(place)
         flow = self.waiting[ticket.id]
         flow.held += demand.kv
@@ -262,12 +263,12 @@ class Books:
                 compiling.done(grammar)
             else:  # with no token it was refused: its grammar at the end of compiling, or before
                 self._look_at(compiling.gone(grammar, begun=begun and not done))
-        return self._release(ident, held.pool, held.entry.ticket.adapter)
+        return self._release(held)
 
     def void(self, ident: RequestId) -> Hold:
         """The server under a request died: the reservation goes, the request stays its caller's."""
         held = self.held[ident]
-        hold = self._release(ident, held.pool, held.entry.ticket.adapter)
+        hold = self._release(held)
         if held.lingering:
             del self.held[ident]
         else:
@@ -363,9 +364,11 @@ class Books:
         queue = QueueView(len(self.waiting), self.tokens, self.bytes, now - oldest, self.aside)
         return View(tuple(pools), clients, queue)
 
-    def _release(self, ident: RequestId, pool: PoolId, adapter: str) -> Hold:
-        hold = self.pools[pool].ledger.release(ident)
-        tally(self.pools[pool].kinds, adapter, -1, "requests of an adapter", pool)
+    def _release(self, held: Held) -> Hold:
+        ticket, place = held.entry.ticket, self.pools[held.pool]
+        hold = place.ledger.release(ticket.id)
+        tally(place.kinds, ticket.adapter, -1, "requests of an adapter", held.pool)
+        place.scores -= ticket.scores
         flow = self.flows[hold.client]
         flow.held -= hold.demand.kv
         flow.inflight -= 1

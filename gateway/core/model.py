@@ -164,6 +164,7 @@ class PoolLimits:
     caches: bool = True  # it keeps what it has read (see `prefix`)
     compile_s: float = math.inf  # of one core, in grammars that are compiled at once
     kinds: int = UNBOUNDED  # adapters that run at once, the model without one among them
+    scores_apart: bool = False  # scores and words in one batch are its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,7 @@ class Ticket:
     stretch: float = 1.0  # where it is refused, it is told so many times the time, see retries
     grammar: Grammar | None = None  # None: none that takes long
     adapter: str = ""  # LoRA; empty: the model itself
+    scores: bool = False  # it asks for scores, not for words
 
 
 @dataclass(frozen=True, slots=True)

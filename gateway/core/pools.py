@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.core.flows import Entry
     from gateway.core.hold import Hold
     from gateway.core.ledger import PoolLedger
-    from gateway.core.model import Demand, Grammar, Lead, RequestId
+    from gateway.core.model import Demand, Grammar, Lead, RequestId, Ticket
     from gateway.core.ttft import Prediction
 
 PREFILL_RATE = 1_000.0
@@ -43,6 +43,7 @@ class Pool:
     prefixes: Prefixes = field(default_factory=Prefixes)
     compiling: Compiling = field(default_factory=Compiling)
     kinds: Counter[str] = field(default_factory=Counter)  # requests held, by adapter
+    scores: int = 0  # requests held that ask for scores
     grants: int = 0  # since a forecast was last watched
     pacing: bool = False  # a PACE timer is set
     looked: float = 0.0  # when the last window of pace began
@@ -53,17 +54,24 @@ class Pool:
 
     def fits(self, demand: Demand, entry: Entry) -> bool:
         """Whether there is room for all that a request needs."""
-        return self.seats(entry.ticket.adapter) and self.ledger.fits(demand, entry.lengths)
+        return self.seats(entry.ticket) and self.ledger.fits(demand, entry.lengths)
 
     def only_prefill_lacks(self, demand: Demand, entry: Entry) -> bool:
         """Whether it would start as soon as the prompts in prefill are in."""
-        seats = self.seats(entry.ticket.adapter)
-        return seats and self.ledger.only_prefill_lacks(demand, entry.lengths)
+        return self.seats(entry.ticket) and self.ledger.only_prefill_lacks(demand, entry.lengths)
 
-    def seats(self, adapter: str) -> bool:
-        """Whether the server runs this adapter, or one more kind. Before 0.5.17 its scheduler may end where there
-        are more (sgl-project/sglang#23141, #25865); since then they wait within it, before everybody else."""
-        return adapter in self.kinds or len(self.kinds) < self.ledger.limits.kinds
+    def seats(self, ticket: Ticket) -> bool:
+        """Whether the server takes this request beside those it runs: its adapter is one of them or one more than
+        there are, and it is of their sort. Before 0.5.17 its scheduler may end where there are more adapters
+        (sgl-project/sglang#23141, #25865); since then they wait within it, before everybody else."""
+        if self.keeps_apart(ticket):
+            return False
+        return ticket.adapter in self.kinds or len(self.kinds) < self.ledger.limits.kinds
+
+    def keeps_apart(self, ticket: Ticket) -> bool:
+        """Whether it runs words and this asks for scores, or the other way, which would be its end."""
+        others = len(self.ledger.holds) - self.scores if ticket.scores else self.scores
+        return others > 0 and self.ledger.limits.scores_apart
 
     def compiles(self, grammar: Grammar | None, demand: Demand, now: float) -> bool:
         """Whether a request with this grammar may start as far as that goes (see `compiling`).

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from gateway.core.amount import Amount
 from gateway.core.model import PoolId
 from gateway.edge.backend import Backend
+from gateway.edge.dialects.hazards import names_kill
 from gateway.edge.elsewhere import Elsewhere
 from gateway.observe.view import EngineView
 from gateway.policy.compile import pool_limits
@@ -389,4 +390,8 @@ class Fleet:
     def _limits(self, backend: Backend, facts: ServerFacts) -> PoolLimits:
         forecast = self._policy.reservation == "forecast"
         limits = pool_limits(backend.policy, facts, forecast=forecast)
-        return replace(limits, useful_floor=self._policy.caps.useful_floor)
+        return replace(
+            limits,
+            useful_floor=self._policy.caps.useful_floor,
+            scores_apart=facts.is_generation and names_kill(backend.engine),
+        )

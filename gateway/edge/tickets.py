@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.core.model import Ask, Ticket
 from gateway.edge.dialects import grammars
+from gateway.tokens import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,6 +38,9 @@ name beyond one run of the gate."""
 
 MARK_BYTES = 6
 """Of the mark of a session: among a million of them two are alike once in 560 runs."""
+
+SCORES = frozenset({Kind.SCORE, Kind.RERANK})
+"""What a server that generates answers out of log-probabilities of tokens it is told."""
 
 OFF = frozenset({"none", "off", "disabled", "false", "minimal"})
 
@@ -71,6 +75,7 @@ def ticket(
         stretch=stretch,
         grammar=grammars.of(body, intent.compile_s),
         adapter=_adapter(intent.model),
+        scores=intent.kind in SCORES,
     )
 
 

@@ -101,6 +101,7 @@ class Desk:
         session: int | None = None,
         grammar: Grammar | None = None,
         adapter: str = "",
+        scores: bool = False,
     ) -> list[Transition]:
         prompts = (prompt,) if isinstance(prompt, int) else prompt
         rule = ClientRule(client) if isinstance(client, str) else client
@@ -116,6 +117,7 @@ class Desk:
             session=None if session is None else str(session),
             grammar=grammar,
             adapter=adapter,
+            scores=scores,
         )
         return self.take(self.core.submit(ticket, self.now))
 

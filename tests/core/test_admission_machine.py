@@ -68,6 +68,7 @@ def limits(kv: int, page: int, prefill: int, slots: int, forecast: bool) -> Pool
         tpot_s=0.1 if forecast else None,
         compile_s=COMPILE_S,
         kinds=KINDS,
+        scores_apart=True,
     )
 
 
@@ -224,9 +225,10 @@ class Lives(RuleBasedStateMachine):
         late=st.sampled_from([0.0, 0.0, 0.5, 7.0]),
         grammar=st.sampled_from(GRAMMARS),
         adapter=st.sampled_from(["", "", "x", "y"]),
+        scores=st.sampled_from([False, False, True]),
     )
     def arrive(
-        self, client, prompts, n, cap, streamed, where, patience, late, grammar, adapter
+        self, client, prompts, n, cap, streamed, where, patience, late, grammar, adapter, scores
     ) -> None:
         self.now += late  # timers came due and nobody called advance
         self.count += 1
@@ -242,6 +244,7 @@ class Lives(RuleBasedStateMachine):
             deadline=None if patience is None else self.now + patience,
             grammar=grammar,
             adapter=adapter,
+            scores=scores,
         )
         self.take(self.core.submit(ticket, self.now))
         assert self.state[ident] != "new"
@@ -452,6 +455,14 @@ class Lives(RuleBasedStateMachine):
         for ident, pool in self.core.books.pools.items():
             assert pool.kinds == self.adapters_on(ident)
             assert len(pool.kinds) <= KINDS
+
+    @invariant()
+    def scores_and_words_are_apart(self) -> None:
+        books = self.core.books
+        for pool in books.pools.values():
+            sorts = [books.held[ident].entry.ticket.scores for ident in pool.ledger.holds]
+            assert pool.scores == sum(sorts)
+            assert len(set(sorts)) < 2
 
     @invariant()
     def work_conserving(self) -> None:

@@ -155,6 +155,27 @@ async def test_scores_and_words_are_not_for_one_server_that_dies_of_both(
         assert (await rig.chat(max_tokens=2)).status == 200
 
 
+@pytest.mark.parametrize(("path", "body"), NAMING)
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.23"])
+async def test_the_first_words_wait_for_scores_that_run(
+    start, version: str, path: str, body: Any
+) -> None:
+    async with start(version=version) as rig:
+        hold = asyncio.Event()
+        rig.engine.queue.append(Behaviour(hold=hold))
+        score = asyncio.ensure_future(rig.post(path, body))
+        await rig.engine.arrived()
+        chat = asyncio.ensure_future(rig.chat(max_tokens=2))
+        if version == "0.5.17":
+            await rig.queued()
+            assert len(rig.engine.seen) == 1
+        else:
+            assert (await chat).status == 200
+        hold.set()
+        assert (await score).status == 200
+        assert (await chat).status == 200
+
+
 async def test_a_server_that_makes_scores_of_its_own_takes_them_beside_all(rig) -> None:
     """One that does not generate is asked for no tokens by name."""
     assert (await rig.chat(max_tokens=2)).status == 200

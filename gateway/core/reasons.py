@@ -39,7 +39,9 @@ def waits_for(books: Books, entry: Entry, now: float) -> str:
 
 def _among_others(books: Books, entry: Entry, pools: list[Pool], now: float) -> str:
     if all(pool.keeps_apart(entry.ticket) for pool in pools):
-        return "for a server that runs scores or words, and ends where it runs both (0.5.23 runs both)"
+        return (
+            "for a server that runs scores or words, and ends where it runs both (0.5.23 runs both)"
+        )
     if not any(pool.seats(entry.ticket) for pool in pools):
         return "for its adapter's place on a server, which runs so many at once (--max-loras-per-batch)"
     if not any(pool.ledger.fits(entry.demands[pool.ledger.pool], entry.lengths) for pool in pools):

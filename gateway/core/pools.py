@@ -116,9 +116,12 @@ class Pool:
     def reads_less(self, now: float) -> None:
         """A prompt is read, or gone: what is waited for is no more than what the others take, each alone.
         One that left at once, or that the server had in a cache nobody knew of, is not waited for."""
-        holds = self.ledger.holds.values() if self.ledger.uncached else ()
-        told = (hold.prediction for hold in holds if hold.prefilling and hold.compile_s is None)
-        left_s = sum(self.ttft.alone_s(one) for one in told if one is not None)
+        left_s, least_s = 0.0, self.read_by - now
+        for hold in self.ledger.holds.values() if self.ledger.uncached else ():
+            if left_s >= least_s:
+                return  # it is no less: hundreds may be read at once, and each step ends some
+            if hold.prefilling and hold.compile_s is None and hold.prediction is not None:
+                left_s += self.ttft.alone_s(hold.prediction)
         self.read_by = min(self.read_by, now + left_s)
 
     def has_read(self, hold: Hold, now: float) -> None:

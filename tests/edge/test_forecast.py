@@ -10,6 +10,7 @@ import pytest
 
 from gateway.core.model import ClientRule, Lead, RequestId, Ticket
 from gateway.edge import tickets
+from gateway.tokens import Kind
 from tests.edge.rig import TEXT, running
 
 FORECAST = {"reservation": "forecast"}
@@ -97,7 +98,9 @@ def test_what_an_adapter_has_read_is_its_own() -> None:
 
 
 def made_for(model: str, *, body: dict[str, Any], lead: Lead) -> Ticket:
-    intent = SimpleNamespace(n=2, cap=30, usual=None, stream=True, model=model, compile_s=0.0)
+    intent = SimpleNamespace(
+        kind=Kind.CHAT, n=2, cap=30, usual=None, stream=True, model=model, compile_s=0.0
+    )
     return tickets.ticket(
         RequestId("r"),
         ClientRule("a"),

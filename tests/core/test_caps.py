@@ -331,6 +331,8 @@ def test_a_misfit_means_that_no_useful_cap_would_fit(ask, server, quota) -> None
     too_much = caps.kv_demand(ask, useful, of) > min(of.kv_tokens, quota or of.kv_tokens)
     too_long = max(ask.prompts) + useful + of.speculative + caps.EDGE > of.context
     assert too_much or too_long
+    if verdict.what == "context":
+        assert verdict.needed == max(ask.prompts) + useful + of.speculative + caps.EDGE
 
 
 @given(ask=asks, server=servers(), more=st.integers(1, 5_000))

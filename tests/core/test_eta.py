@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.core.drainrate import DrainRate
+from gateway.core.eta import wait_s
 from gateway.core.model import ClientRule, PoolLimits, QueueRule
 from gateway.core.recall import KEEP_S, MOST
 from tests.core.desk import GPU0, Desk, rid
@@ -117,3 +119,30 @@ def test_what_is_remembered_of_a_flood_is_bounded() -> None:
     )
     desk.wait(KEEP_S + 100)
     assert (recall.away(desk.now), recall._places, recall._ends) == ({}, {}, [])
+
+
+@pytest.mark.parametrize(
+    ("running", "weight", "seconds"),
+    [
+        (10_000, 1.0, 2.0),  # half of what ends is its own: 1,000 at 500 a second
+        (10_000, 3.0, 4 / 3),  # three quarters
+        (9_700, 1.0, 1.4),  # 300 are free: 700 at 500 a second
+    ],
+)
+def test_of_what_ends_a_client_has_its_weight_s_part(
+    running: int, weight: float, seconds: float
+) -> None:
+    desk = Desk(QueueRule(max_wait_s=1e9), gpu0=POOL)
+    desk.ask("running", running - 2, 1, client="other")
+    for i in range(8):
+        desk.ask(f"other{i}", 4_998, 1, client="other")
+    desk.ask("mine", 998, 1, client=ClientRule("me", weight=weight))
+    drain = DrainRate(desk.now)
+    drain.busy(desk.now, is_busy=True)
+    drain.released(10_000, desk.now + 10.0)
+    rate = drain.per_second(desk.now + 10.0)
+    assert rate == pytest.approx(1_000, rel=0.2)
+    books = desk.core.books
+    entry = books.entry(rid("mine"))
+    told_s = wait_s(books, entry, drain, {}, desk.now + 10.0)
+    assert told_s == pytest.approx(seconds * 1_000 / rate)

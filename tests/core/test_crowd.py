@@ -179,3 +179,17 @@ def test_never_wrong(steps, requests: int, tokens: int, forecast: bool) -> None:
                     assert set(desk.running) == running
             case _:
                 pass
+
+
+def test_it_is_judged_by_where_it_needs_least() -> None:
+    """As who waits is: the other pool has larger pages."""
+    desk = Desk(
+        QueueRule(max_requests=50, max_tokens=203), gpu0=SMALL, gpu1=PoolLimits(200, page=32)
+    )
+    for name in ("one", "two", "three", "four"):
+        desk.ask(name, 40, 40, client=A, to=(GPU0, GPU1))
+    assert desk.waiting == ["three", "four"]
+    fits = Ticket(rid("?"), A, Ask((20,), 1, 20), (GPU0, GPU1))
+    assert look(desk, fits) is None
+    desk.ask("?", 20, 20, client=A, to=(GPU0, GPU1))
+    assert "?" in desk.waiting

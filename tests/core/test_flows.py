@@ -267,3 +267,22 @@ def test_a_quota_leaves_the_rest_to_others() -> None:
     desk.ask("b", 5_000, 4_000, client="b")
     assert list(desk.running) == ["a0", "a1", "a2", "a3", "b"]
     assert desk.core.books.flows["a"].held <= 40_000
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "more", "allowed"),
+    [
+        (4, 0, 2, True),  # 6 <= 2 x 4
+        (4, 0, 3, False),  # 7 > 2 x 3
+        (1, 8, 1, True),  # 2 <= 2.5, its part of ten
+        (2, 6, 1, False),  # 3 > 2.5 and 3 > 2 x 1
+    ],
+)
+def test_so_are_running_slots(mine: int, others: int, more: int, allowed: bool) -> None:
+    ledger = PoolLedger(GPU0, PoolLimits(1_000, slots=10))
+    for name, slots in (("a", mine), ("z", others)):
+        if slots:
+            hold = Hold(name, Demand(1, slots, 0, slots), 0, 0.0, streamed=True)
+            ledger.reserve(rid(name), hold)
+    one = Demand(1, more, 0, more)
+    assert within_share(flow("a"), one, ledger, active_weight=4.0) is allowed

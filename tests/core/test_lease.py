@@ -379,3 +379,24 @@ def test_of_an_engine_that_does_not_say_what_it_runs_a_fresh_table_is_free_after
     one.read(fresh(), 0.0)
     assert one.verdict(fresh(), WINDOW_S - 0.1).unclaimed is None
     assert one.verdict(fresh(), WINDOW_S).unclaimed == NOTHING
+
+
+def test_a_second_borrower_leaves_all_the_others_an_equal_part() -> None:
+    """Each of those who want as much as there is, not one of them."""
+    room = Amount(1500, 300, 12)
+
+    def wants(kv: int) -> Entry:
+        return Entry(1, 1, NOTHING, want=Amount(kv, 0, 1))
+
+    def borrows(kv: int, since: int) -> Entry:
+        return Entry(1, 1, NOTHING, want=Amount(kv, 0, 1), need=Amount(kv, 0, 1), since=since)
+
+    entries = {"a": borrows(600, 1), "b": borrows(380, 2), "idle": wants(0)}
+    entries |= {"c": wants(1000), "d": wants(1000)}
+    aimed = aims(room, entries)
+    assert aimed["a"].kv == 600
+    assert aimed["b"].kv < 380
+    assert min(aimed["c"].kv, aimed["d"].kv) >= 1500 // 5
+    entries["a"] = borrows(400, 1)
+    aimed = aims(room, entries)
+    assert (aimed["a"].kv, aimed["b"].kv) == (400, 380), "now there is room for both"

@@ -130,6 +130,23 @@ async def test_head_is_given() -> None:
         assert await reply.read() == b""
 
 
+@pytest.mark.parametrize(("field", "fails"), [(b"a" * 70_000 + b": 1", True), (b"a: 1", False)])
+async def test_a_head_in_one_piece_with_its_body_is_measured_by_its_fields(
+    field: bytes, fails: bool
+) -> None:
+    """By their names as well; what comes behind them in the same piece is no part of it."""
+    body = b"x" * 70_000
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 70000\r\n" + field + b"\r\n\r\n"
+    async with pair() as (client, it):
+        it.scripts.append(replying(head + body))
+        if fails:
+            with pytest.raises(UpstreamError, match="head"):
+                await client.request("GET", "/", [])
+        else:
+            reply = await client.request("GET", "/", [])
+            assert await reply.read() == body
+
+
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nlink: x\r\n\r\n"
 BODIES = {
     "length": (b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nabcdef", True),

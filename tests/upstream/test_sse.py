@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.upstream import sse
-from gateway.upstream.answer import reply_facts
+from gateway.upstream.answer import Facts, reply_facts
 from gateway.upstream.sse import EVENT_CAP, HOLD_CAP, SseTap, Verdict, peek
 
 HEAD = b'{"id":"a1","object":"chat.completion.chunk","created":1,"model":"tiny","choices":'
@@ -442,3 +442,13 @@ def test_plain_words_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tap.feed(one.replace(b"word", b'w\\u00f6rd \\"{}\\"')) != b""
     assert tap.feed(one * 3) == one * 3
     assert tap.tokens == tap.events == 5
+
+
+def test_prompts_of_generate_are_told_once_for_each_of_their_sequences() -> None:
+    """Two prompts, three answers each: what six sequences say of their prompts, over three."""
+    told = Facts(prompt_tokens=3 * (7 + 5), cached_tokens=3 * 4)
+    assert told.prompts(2, 3) == (36, 12), "the other routes tell each prompt once"
+    told.generated = {index: {} for index in range(5)}
+    assert told.prompts(2, 3) == (None, None), "one of them has not told yet"
+    told.generated[5] = {}
+    assert told.prompts(2, 3) == (12, 4)

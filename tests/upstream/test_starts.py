@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from gateway.upstream.starts import SEVERAL, SEVERAL_S
+from gateway.upstream.starts import SEVERAL, SEVERAL_S, Starts
 from gateway.upstream.watch import Life
 from tests.fakes.profile import RankUse, Start
 from tests.upstream.scripted import ScriptedClient
+from tests.upstream.test_discover_facts import facts
 from tests.upstream.test_watch import watching
 
 pytestmark = pytest.mark.looptime
@@ -102,3 +103,14 @@ async def test_once_only_one_is_met_for_long_it_is_one_again() -> None:
         watch.suspect("a connection broke")
         await asyncio.sleep(5)
         assert SEVERAL not in told.up[-1].warnings
+
+
+def test_loads_of_another_start_say_nothing_where_starts_cannot_be_told_apart() -> None:
+    """Twice odd within moments are several servers only where each start has a key of its own."""
+    for version, several in (("0.5.12", False), ("0.5.23", True)):
+        starts, who = Starts(), facts(version)
+        starts.met(who, 0.0, was_shut=False)
+        starts.met(who, 10.0, was_shut=False, loads_of_another=True)
+        assert not starts.several(10.0)
+        starts.met(who, 20.0, was_shut=False, loads_of_another=True)
+        assert starts.several(20.0) == several, version

@@ -9,11 +9,13 @@ each request still leaves its record and its log line.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.core.model import Outcome
 from gateway.edge import body as bodies
 from gateway.edge.dialects import Intent, Invalid, Known, guard
+from gateway.edge.dialects.prompts import QUIET
 from gateway.edge.relay import BrokenAnswer, Relay, begin
 from gateway.edge.voices import LINES
 from gateway.tokens import Kind
@@ -70,7 +72,8 @@ async def pass_on(
     trip.record.backend = backend.name
     trip.record.attempts = trip.attempts = 1
     first_byte_s = limits.first_byte_s if intent.stream else limits.answer_s
-    backend.began(trip.id, 1)
+    quiet = trip.record.dialect in QUIET
+    backend.began(trip.id, intent.n * intent.prompts, quiet=quiet)
     reply = None
     try:
         reply = await backend.client.send(
@@ -80,6 +83,7 @@ async def pass_on(
             data,
             first_byte_timeout_s=first_byte_s,
             idle_timeout_s=limits.idle_s,
+            at_work=partial(backend.at_work, limits.answer_s - limits.idle_s),
         )
         first = await begin(reply, streamed=intent.stream, as_it_is=True)
         return await Relay(trip, booked, backend, intent, None).run(reply, first)

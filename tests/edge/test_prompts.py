@@ -184,3 +184,13 @@ async def test_a_server_that_makes_scores_of_its_own_takes_them_beside_all(rig) 
     backend.facts = dataclasses.replace(backend.facts, is_generation=False)
     for path, body in NAMING:
         assert (await rig.post(path, body)).status == 200
+
+
+async def test_scores_that_pass_undecided_are_no_words_either(start) -> None:
+    """Else a server that is for scores alone would get none once admission is on again."""
+    async with start({"admission": "off"}) as rig:
+        for path, body in NAMING:
+            assert (await rig.post(path, body)).status == 200
+        assert not rig.app.fleet.backends["gpu0"].engine.talks
+        assert (await rig.chat(max_tokens=2)).status == 200
+        assert rig.app.fleet.backends["gpu0"].engine.talks

@@ -33,9 +33,10 @@ def limits(answer_s: float) -> dict[str, Any]:
     return {"limits": {"idle_s": IDLE_S, "answer_s": answer_s}}
 
 
-async def test_a_stream_that_the_engine_still_counts_is_not_cut(start) -> None:
+@pytest.mark.parametrize("admission", ["on", "shadow", "off"])
+async def test_a_stream_that_the_engine_still_counts_is_not_cut(start, admission: str) -> None:
     """Thrice its limit: an agent whose long file is cut asks for it again, and is cut again."""
-    async with start(limits(answer_s=60)) as rig:
+    async with start(limits(answer_s=60) | {"admission": admission}) as rig:
         leave = asyncio.Event()
         rig.engine.default = Behaviour(tokens=4, hold=leave, hold_at=2)
         asked = asyncio.ensure_future(rig.post(CHAT, ASK))

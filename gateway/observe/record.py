@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gateway.core.model import Outcome
 
@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 CapSource = Literal["asked", "clamped", "injected"]
 Source = Literal["gateway", "upstream"]
 Verdict = Literal["admit", "wait", "refuse", "undecided"]
-Retry = Literal["kept", "early", "damped"]
-Phase = Literal["door", "queue", "prefill", "stream", "done"]
-
-PHASES: tuple[Phase, ...] = ("door", "queue", "prefill", "stream", "done")
-VERDICTS: tuple[Verdict, ...] = ("admit", "wait", "refuse", "undecided")
 """What `admission: shadow` would have done. undecided: it ended before its prompt was counted."""
-RETRIES: tuple[Retry, ...] = ("kept", "early", "damped")
+Retry = Literal["kept", "early", "damped"]
 """How a request came back that had been refused: when it was told to; before that; before that and beyond
 its client's retry budget, so that it was refused again without being counted."""
+Phase = Literal["door", "queue", "prefill", "stream", "done"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 OTHER = "other"
 """Stands for a name that is not in a closed set: a model nobody serves, a client unknown here."""
 
@@ -72,7 +69,7 @@ class Record:
     kv_free_at_grant: int | None = None  # before the reservation was taken
     attempts: int = 0  # dispatches to a server; above 1: it pushed back before the first byte
     client_retry: int | None = None  # which retry this is, where the client says
-    retry: Retry | None = None  # of a request that was refused lately, see RETRIES
+    retry: Retry | None = None  # of a request that was refused lately
 
     # what came of it
     outcome: Outcome | None = None

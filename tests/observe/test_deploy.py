@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.model import Code, Outcome, Release
 from gateway.observe.metrics import UPSTREAM_CODES
-from gateway.observe.record import PHASES, VERDICTS, Source
+from gateway.observe.record import PHASES, Source, Verdict
 from gateway.observe.view import EngineView
 from gateway.workers import exposition, front
 from gateway.workers.crew import Hand
@@ -44,7 +44,7 @@ VALUES = {
     "why": {why.value for why in Release},
     "source": set(get_args(Source)),
     "phase": set(PHASES),
-    "verdict": set(VERDICTS),
+    "verdict": set(get_args(Verdict)),
     "job": {"kvgate"},
 }
 UNITS = ("_seconds", "_bytes", "_tokens", "_requests", "_info")

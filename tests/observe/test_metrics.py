@@ -31,7 +31,7 @@ from gateway.core.model import (
     View,
 )
 from gateway.observe.metrics import UPSTREAM_CODES, Metrics
-from gateway.observe.record import OTHER, PHASES, RETRIES, VERDICTS, Record
+from gateway.observe.record import OTHER, PHASES, Record, Retry, Verdict
 from gateway.observe.view import EngineView
 
 from .made_up import finished, refused, view
@@ -83,8 +83,8 @@ ALLOWED = {
     "backend": {*BACKENDS, OTHER},
     "client": {*CLIENTS, OTHER},
     "code": {*(c.value for c in Code), *UPSTREAM_CODES, "none"},
-    "verdict": set(VERDICTS),
-    "how": set(RETRIES),
+    "verdict": set(get_args(Verdict)),
+    "how": set(get_args(Retry)),
     "source": {"gateway", "upstream"},
     "outcome": {*(o.value for o in Outcome), OTHER},
     "phase": set(PHASES),
@@ -117,8 +117,8 @@ RECORDS = st.builds(
     tpot_ms=st.none() | st.floats(0, 1e6),
     e2e_ms=st.none() | st.floats(0, 1e6),
     streamed=st.booleans(),
-    shadow=st.none() | st.sampled_from(VERDICTS),
-    retry=st.none() | st.sampled_from(RETRIES),
+    shadow=st.none() | st.sampled_from(get_args(Verdict)),
+    retry=st.none() | st.sampled_from(get_args(Retry)),
     shadow_code=st.none() | st.sampled_from(Code),
 )
 
@@ -158,11 +158,11 @@ def test_names_begin_with_kvgate_and_say_their_unit() -> None:
 def test_retries_are_counted_by_client_and_how_they_came() -> None:
     m = metrics()
     assert samples(m)["kvgate_retries_total", ("agents", "damped")] == 0, "there from the start"
-    for how in RETRIES:
+    for how in get_args(Retry):
         m.on_request(refused(client="agents", retry=how))
     m.on_request(refused(client="stranger", retry="early"))
     got = samples(m)
-    assert [got["kvgate_retries_total", ("agents", how)] for how in RETRIES] == [1, 1, 1]
+    assert [got["kvgate_retries_total", ("agents", how)] for how in get_args(Retry)] == [1, 1, 1]
     assert got["kvgate_retries_total", (OTHER, "early")] == 1
 
 

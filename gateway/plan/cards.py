@@ -51,14 +51,9 @@ CARDS = {
 
 CHUNKS = ((35, 2048), (60, 4096), (160, 8192))
 LARGEST_CHUNK = 16_384
-CHUNK_4096_SINCE = (0, 5, 23)
-SMALL_CARD_GIB = 20
 
 
-def default_chunk(card_gib: float, version: tuple[int, int, int] | None = None) -> int:
+def default_chunk(card_gib: float) -> int:
     """The prefill chunk SGLang picks for a card of that nominal size when none is given
-    (_handle_gpu_memory_settings, 0.5.6-0.5.23; 4,096 on 20 to 35 GB cards from 0.5.23)."""
-    newer = version is not None and version >= CHUNK_4096_SINCE
-    if newer and SMALL_CARD_GIB <= card_gib < CHUNKS[0][0]:
-        return CHUNKS[1][1]
+    (_handle_gpu_memory_settings, 0.5.6 to before 0.5.23, which picks 4,096 on 20 to 35 GB cards)."""
     return next((chunk for below, chunk in CHUNKS if card_gib < below), LARGEST_CHUNK)

@@ -116,6 +116,4 @@ def test_odd_configs_are_read_or_refused(odd):
 def test_cards():
     assert CARDS["rtx3090"].available_gib == pytest.approx(23.2)
     assert default_chunk(24) == 2048
-    assert default_chunk(24, (0, 5, 23)) == 4096
     assert [default_chunk(gib) for gib in (16, 46, 80, 180)] == [2048, 4096, 8192, 16384]
-    assert default_chunk(16, (0, 5, 23)) == 2048

@@ -21,7 +21,7 @@ here: a retry for which there is room is admitted, and one that was admitted is 
 
 **Bound: within any TTL_S no more than e × (reserve + ½ + SHARE × the requests that were none, fading)
 early retries are refused at the usual price.** And who stops coming early is as before after
-`recovery_s`.
+TTL_S × ln((reserve + DOUBLINGS) ÷ (reserve − ½)), whatever was before.
 
 Pure: `now` is passed in, seconds of any monotonic clock. Bounded: CLIENTS clients, of each MARKS
 requests; the oldest go, and are then taken for new ones. A client is a name of the policy: everybody
@@ -122,11 +122,6 @@ class Budgets:
     def __init__(self, reserve: int = RESERVE) -> None:
         self._reserve = reserve
         self._clients: OrderedDict[str, _Client] = OrderedDict()
-
-    @property
-    def recovery_s(self) -> float:
-        """After so long without an early retry the budget is not overdrawn, whatever was before."""
-        return TTL_S * math.log((self._reserve + DOUBLINGS) / (self._reserve - 0.5))
 
     def knows(self, client: str, now: float) -> bool:
         """Whether this client was refused lately: else nothing is to be looked for."""

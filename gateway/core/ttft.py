@@ -48,10 +48,9 @@ IN_A_ROW = 6
 laboratory, where it never is, six in a row changed one of six scenarios (`tools`, goodput +4 %, two seeds);
 four also did where answers double and beside a runaway: requests that are sent together are late
 together."""
-_PRIOR = 1e4  # variance of coefficients before the first sample: they are unknown
-_MOST_VARIANCE = (
-    1e8  # directions without samples must not grow without end while others are forgotten
-)
+_PRIOR = 1e4
+"""Variance of coefficients before the first sample: they are unknown. And the most they may have:
+directions without samples must not grow without end while others are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,8 @@ class TtftModel:
                     self._cov[j][i] *= shrink
 
     def _likely(self, features: tuple[float, ...]) -> float:
-        a, b, c, d, e = self._weights  # a generator would take five times as long, for each request that is read
+        # Written out: a generator would take five times as long, for each request that is read.
+        a, b, c, d, e = self._weights
         one, wait, k, k_prompt, rest = features
         return max(a * one + b * wait + c * k + d * k_prompt + e * rest, LEAST_S)
 

@@ -135,10 +135,6 @@ class Witness:
         """Whether a snapshot of the engine is of use now."""
         return self._next is None and self._sight is None
 
-    def steady_of_others(self, table: Table) -> int:
-        """Sequences that others are known to have on the server."""
-        return sum(entry.steady for who, entry in table.entries.items() if who != self._me)
-
     # ---- inside --------------------------------------------------------------------------------
 
     def _proves(self, since: float) -> bool:

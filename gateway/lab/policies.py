@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gateway.lab.flights import Flight
     from gateway.twin.engine import Engine
 
-NO_CAP = 1 << 30
-
 
 class Policy(Protocol):
     """A rule of admission."""

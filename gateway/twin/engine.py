@@ -327,10 +327,9 @@ class Engine:
         self.ratio.after_retraction(self._batch.jobs.values())
         if given_up is not None:
             self._end(given_up, now, Ending.ABORT, status=500, message=LAST_REQUEST)
-        for job, held in thrown:
+        for job in thrown:
             job.retractions += 1
             self.counters.retractions += 1
-            self.counters.wasted_tokens += held
             self._enqueue(job, now)
 
     # ---- results

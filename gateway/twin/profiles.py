@@ -188,12 +188,3 @@ PROFILES = {
     profile.name: profile
     for profile in (RTX3090_GPU0, RTX3090_GPU1, RTX3090_95, L20X4, A100_8B, A10_8B, TINY_CPU)
 }
-
-
-def profile_named(name: str) -> Profile:
-    """The profile called `name`. Raises KeyError with the names there are."""
-    try:
-        return PROFILES[name]
-    except KeyError:
-        message = f"no profile {name!r}; there are: {', '.join(sorted(PROFILES))}"
-        raise KeyError(message) from None

@@ -28,17 +28,17 @@ def order(running: list[Job]) -> list[Job]:
 
 def retract(
     memory: Memory, batch: Batch, now: float, *, abort_last: bool
-) -> tuple[list[tuple[Job, int]], Job | None]:
+) -> tuple[list[Job], Job | None]:
     """Free KV until the rest of `batch` can decode.
 
-    Returns those thrown out, in the order they went, with the pool tokens each had; and the last
-    one, when even alone it could not grow and `abort_last` says that it is given up.
+    Returns those thrown out, in the order they went; and the last one, when even alone it could not
+    grow and `abort_last` says that it is given up.
     """
     keep = order(list(batch.jobs.values()))
-    thrown: list[tuple[Job, int]] = []
+    thrown: list[Job] = []
     while len(keep) > 1:
-        job = keep.pop()
-        thrown.append((job, _free(job, memory, batch, now)))
+        thrown.append(job := keep.pop())
+        _free(job, memory, batch, now)
         if memory.make_room(batch.opens()):
             break
     given_up: Job | None = None
@@ -48,8 +48,6 @@ def retract(
     return thrown, given_up
 
 
-def _free(job: Job, memory: Memory, batch: Batch, now: float) -> int:
+def _free(job: Job, memory: Memory, batch: Batch, now: float) -> None:
     batch.leave(job)
-    held = memory.private(job)
     memory.release(job, now)
-    return held

@@ -19,7 +19,6 @@ from gateway.twin import faces, tokenizer
 from gateway.twin.inbox import Inbox
 from gateway.twin.jobs import Died, Job
 from gateway.twin.process import Life, Process
-from gateway.twin.profiles import profile_named
 from gateway.twin.versions import traits_of
 
 if TYPE_CHECKING:
@@ -301,12 +300,3 @@ class TwinServer:
         for connection in list(self._runner.server.connections):
             if connection.transport is not None:
                 connection.transport.abort()
-
-
-async def serve_twin(profile_name: str, host: str, port: int, version: str, speed: float) -> None:
-    """Serve until cancelled. Raises KeyError on an unknown profile, ValueError on a bad version."""
-    server = TwinServer(
-        profile_named(profile_name), version=version, host=host, port=port, speed=speed
-    )
-    async with server:
-        await asyncio.Event().wait()

@@ -68,7 +68,6 @@ class ServerFacts:
     radix_disabled: bool
     is_generation: bool
     has_images: bool
-    schedule_policy: str
     started_key: str  # differs between two starts of the server, see `_started_key`
     warnings: tuple[str, ...]  # what an operator should know, in plain words
     tool_parser: str = ""  # its --tool-call-parser, which may decide how chats are written
@@ -132,7 +131,6 @@ def parse_server(info: object, models: object = None, model_info: object = None)
         radix_disabled=as_flag(args.get("disable_radix_cache"), default=False),
         is_generation=as_flag(model.get("is_generation"), default=not embeds),
         has_images=as_flag(model.get("has_image_understanding"), default=False),
-        schedule_policy=as_text(args.get("schedule_policy")) or "fcfs",
         started_key=_started_key(args, pool, version_text),
         warnings=tuple(_warnings(args, model, version, context_known=bool(names), chunk=chunk)),
         tool_parser=as_text(args.get("tool_call_parser")),

@@ -126,7 +126,8 @@ def test_who_stops_is_as_before() -> None:
     budget = Budgets()
     for i in range(1_000):
         ask(budget, 0.01 * i)
-    again = ask(budget, 10.0 + budget.recovery_s, served=True)
+    recovery_s = TTL_S * math.log((RESERVE + DOUBLINGS) / (RESERVE - 0.5))
+    again = ask(budget, 10.0 + recovery_s, served=True)
     assert again is not None
     assert again.early
     assert again.level == 0

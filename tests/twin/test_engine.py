@@ -7,7 +7,7 @@ import pytest
 from gateway.twin.budget import Budget, NewTokenRatio
 from gateway.twin.engine import QUEUE_FULL
 from gateway.twin.jobs import Ending, Job, Progress
-from gateway.twin.profiles import A100_8B, TINY_CPU, profile_named
+from gateway.twin.profiles import A100_8B, TINY_CPU
 from gateway.twin.retraction import LAST_REQUEST, order
 from gateway.twin.versions import traits_of
 from tests.twin.helpers import ENDLESS, chats, death, drain, ends, engine, run
@@ -40,11 +40,6 @@ def test_new_tokens_limit_exists_from_0_5_17():
 def test_an_unknown_version_says_what_it_wants():
     with pytest.raises(ValueError, match="three dotted numbers"):
         traits_of("newest")
-
-
-def test_an_unknown_profile_names_the_known_ones():
-    with pytest.raises(KeyError, match="tiny-cpu"):
-        profile_named("h100")
 
 
 def test_the_ratio_decays_to_its_floor_and_idle_resets_it():

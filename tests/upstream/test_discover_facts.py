@@ -46,7 +46,6 @@ def test_real_answers(version, chunk):
     assert (got.max_prefill, got.speculative_reserve, got.max_queued) == (16384, 0, None)
     assert (got.metrics_enabled, got.radix_disabled) == (True, False)
     assert (got.is_generation, got.has_images) == (True, False)
-    assert got.schedule_policy == "fcfs"
     assert got.warnings == ()
 
 

@@ -9,7 +9,6 @@ kill the engine are removed or refused here (`guard`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -24,13 +23,6 @@ FIRST = (0, 0, 0)
 
 Body = dict[str, Any]
 """A parsed JSON object: Any, since clients send what they like."""
-
-
-class Usage(StrEnum):
-    """Where the engine reports the tokens of a request."""
-
-    CHUNK = "chunk"  # a last stream chunk, if stream_options asks for it
-    META = "meta"  # meta_info of every answer
 
 
 class Invalid(Exception):

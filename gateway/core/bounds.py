@@ -18,7 +18,8 @@ from gateway.core.sums import LedgerError
 from gateway.core.turns import GOING_DOWN, Turns
 
 if TYPE_CHECKING:
-    from gateway.core.model import RequestId, Ticket, Transition
+    from gateway.core.flows import Flow
+    from gateway.core.model import ClientRule, QueueRule, RequestId, Ticket, Transition
 
 
 class Bounds(Turns):
@@ -58,42 +59,52 @@ class Bounds(Turns):
 
     def _keep_all_bounds(self, entry: Entry, now: float, out: list[Transition]) -> bool:
         """A newcomer has found no room: whether it may wait. Others may have to give way to it."""
-        ident = entry.ticket.id
-        if ident in self.books.waiting:
-            self._keep_client_bound(entry, now, out)
-        if ident in self.books.waiting:
-            self._keep_bounds(entry, now, out)
-        if ident not in self.books.waiting:
-            return False
-        self.books.at(entry.expires, Timer.EXPIRE, ident)
-        return True
+        books, client, ident = self.books, entry.ticket.client, entry.ticket.id
+        while (own := books.waiting.get(ident)) is not None:
+            code = bound_passed(
+                self.queue,
+                client,
+                len(own.waiting),
+                requests=len(books.waiting),
+                tokens=books.tokens,
+                size=books.bytes,
+            )
+            if code is None:
+                books.at(entry.expires, Timer.EXPIRE, ident)
+                return True
+            if code is Code.CLIENT_LIMIT:
+                message = (
+                    f"client {client.name!r} has {client.max_waiting} requests waiting, its limit"
+                )
+                self._evict(ident, code, message, now, out, new=True)
+            else:
+                self._make_way(entry, own, now, out)
+        return False
 
-    def _keep_client_bound(self, entry: Entry, now: float, out: list[Transition]) -> None:
-        """A client may have only so many waiting; asked once the newest has found no room."""
-        client = entry.ticket.client
-        limit = client.max_waiting
-        if limit is not None and len(self.books.waiting[entry.ticket.id].waiting) > limit:
-            message = f"client {client.name!r} has {limit} requests waiting, its limit"
-            self._evict(entry.ticket.id, Code.CLIENT_LIMIT, message, now, out, new=True)
-
-    def _keep_bounds(self, entry: Entry, now: float, out: list[Transition]) -> None:
+    def _make_way(self, entry: Entry, own: Flow, now: float, out: list[Transition]) -> None:
         """The queue is over its bounds: whoever waits with most per weight gives way."""
         rule, books = self.queue, self.books
         alone = entry.need > rule.max_tokens or entry.ticket.body_bytes > rule.max_bytes
-        while (
-            len(books.waiting) > rule.max_requests
-            or books.tokens > rule.max_tokens
-            or books.bytes > rule.max_bytes
-        ):
-            own = books.waiting[entry.ticket.id]
-            fullest = longest(books.flows.values())
-            # One that is over the bounds by itself pushes nobody out for nothing.
-            gives_way = not alone and fullest is not None and fullest.line > own.line
-            victim = fullest.waiting[-1] if fullest is not None and gives_way else entry
-            left = books.tokens - victim.need
-            # Of who waits for no pool no size is known.
-            sized = f" with {left} tokens" if left else ""
-            message = f"{len(books.waiting) - 1} requests{sized} are waiting, which is all the queue takes"
-            self._evict(victim.ticket.id, Code.QUEUE_FULL, message, now, out, new=victim is entry)
-            if victim is entry:
-                return
+        fullest = longest(books.flows.values())
+        # One that is over the bounds by itself pushes nobody out for nothing.
+        gives_way = not alone and fullest is not None and fullest.line > own.line
+        victim = fullest.waiting[-1] if fullest is not None and gives_way else entry
+        left = books.tokens - victim.need
+        # Of who waits for no pool no size is known.
+        sized = f" with {left} tokens" if left else ""
+        message = (
+            f"{len(books.waiting) - 1} requests{sized} are waiting, which is all the queue takes"
+        )
+        self._evict(victim.ticket.id, Code.QUEUE_FULL, message, now, out, new=victim is entry)
+
+
+def bound_passed(
+    rule: QueueRule, client: ClientRule, own: int, *, requests: int, tokens: int, size: int
+) -> Code | None:
+    """The bound that is passed where `own` requests of that client wait, and in all so many requests with so
+    many tokens and bytes."""
+    if client.max_waiting is not None and own > client.max_waiting:
+        return Code.CLIENT_LIMIT
+    if requests > rule.max_requests or tokens > rule.max_tokens or size > rule.max_bytes:
+        return Code.QUEUE_FULL
+    return None

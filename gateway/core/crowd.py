@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.core import door
+from gateway.core.bounds import bound_passed
 from gateway.core.flows import longest
 from gateway.core.model import Code, Refusal
 
@@ -65,19 +66,19 @@ def _may_start(books: Books, demands: dict[PoolId, Demand], lengths: Lengths, no
 
 
 def _line_is_full(turns: Turns, ticket: Ticket, need: int) -> Code | None:
-    """The bound of the line that leaves no place for it, see `Bounds`."""
-    books, rule, client = turns.books, turns.queue, ticket.client
+    """The bound that it would pass as one more in line, its own client being the one to give way."""
+    books, client = turns.books, ticket.client
     own = books.flows.get(client.name)
-    waiting = 0 if own is None else len(own.waiting)
-    if client.max_waiting is not None and waiting >= client.max_waiting:
-        return Code.CLIENT_LIMIT
-    over = (
-        len(books.waiting) >= rule.max_requests
-        or books.tokens + need > rule.max_tokens
-        or books.bytes + ticket.body_bytes > rule.max_bytes
+    code = bound_passed(
+        turns.queue,
+        client,
+        1 if own is None else len(own.waiting) + 1,
+        requests=len(books.waiting) + 1,
+        tokens=books.tokens + need,
+        size=books.bytes + ticket.body_bytes,
     )
-    fullest = longest(books.flows.values())
-    line = 0.0 if own is None else own.line
-    if not over or (fullest is not None and fullest.line > line):
-        return None  # somebody else would give way, or may
-    return Code.QUEUE_FULL
+    if code is Code.QUEUE_FULL:
+        fullest = longest(books.flows.values())
+        if fullest is not None and fullest.line > (0.0 if own is None else own.line):
+            return None  # somebody else would give way, or may
+    return code

@@ -1,31 +1,26 @@
 """The composition root: the one place that builds and wires, and the life of the process.
 
-start: policy → core → gate → fleet → data plane and control plane, both listening → ready line.
+start: policy → core → gate → fleet → both planes listen (`listeners`) → servers are watched → ready line.
 stop: not ready → drain → close. Nothing else constructs these parts; nothing is global.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
-from aiohttp import web
 
 from gateway import drain
 from gateway.control import ControlPlane
 from gateway.core.admission import Admission
 from gateway.core.amount import NOTHING
-from gateway.edge import ids
 from gateway.edge.backends import Fleet
 from gateway.edge.callers import Callers
 from gateway.edge.common import Common
 from gateway.edge.deaths import Deaths
-from gateway.edge.face import ClientsApart, Face
 from gateway.edge.handler import DataPlane
 from gateway.edge.leases import Leases
 from gateway.edge.lookout import Lookout, local_server
@@ -34,6 +29,7 @@ from gateway.edge.reaper import Reaper
 from gateway.edge.signals import Signals
 from gateway.gate import Gate
 from gateway.lease.redis import RedisStore
+from gateway.listeners import Listeners
 from gateway.observe.collector import Collector
 from gateway.observe.journal import Journal
 from gateway.observe.log import Straight, configure
@@ -47,9 +43,8 @@ from gateway.policy.clients import Identify
 from gateway.policy.compile import client_rules, queue_rule
 from gateway.policy.notes import control_open
 from gateway.policy.source import loaded
-from gateway.policy.types import host_port, is_loopback
+from gateway.policy.types import is_loopback
 from gateway.reload import Reload
-from gateway.tasks import spawn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,26 +58,6 @@ if TYPE_CHECKING:
     from gateway.policy.schema import Policy
     from gateway.policy.source import Loaded, Source
     from gateway.seat import Seat
-
-KEEPALIVE_S = 75.0
-"""How long an idle client connection stays open, and how long the head of a request may take: who
-sends it byte by byte is cut off then (nginx gives 60 s). Longer than the pools of SDKs and proxies keep
-theirs (httpx 5 s, nginx and aiohttp 60 and 15 s), so that the one who closes first is never us."""
-
-HEAD_BYTES = 16 * 1024
-"""Longest header: agents send 2 KB of beta flags."""
-
-LINE_BYTES = 8 * 1024
-"""Longest address, query included, as nginx has it; no route here has a hundred bytes. Not the same as
-HEAD_BYTES: by its number `face` tells which of the two was too long."""
-
-HEADERS = 128
-"""Most headers of a request; agents behind two proxies send some forty."""
-
-LINGER_S = 2.0
-"""How long the rest of a body that was refused unread is taken and dropped. Closed at once, the
-connection is reset under a client that is still sending, and the refusal with it; 2 s pass a
-64 MiB body on a network of 300 Mbit/s."""
 
 CUT_S = 1.0
 """How long connections may take to end once draining is over and what is left is cancelled, and
@@ -185,47 +160,16 @@ class App:
             seat=seat,
         )
         self._tls = None if named.tls is None else Presented(named.tls)
-        self._runners: list[web.BaseRunner] = []
-        self._late: asyncio.Task[None] | None = None
-        self.most_connections = math.inf  # of clients at once
-        self.listen_url = ""
-        self.control_url = ""
+        self.listeners = Listeners(policy, seat, self._tls, cut_s=CUT_S)
 
     async def start(self) -> None:
         """Listen on both planes and begin to watch the servers. Raises OSError for a taken port."""
         self.metrics.set_view(self.gate.view)
         self.metrics.set_engines(self.fleet.engines)
         self.metrics.set_quotas(self.quotas)
-        log = ClientsApart()
-        server = Face(
-            self.data.handle,
-            most=self.most_connections,
-            leaving=lambda: self.draining.begun,
-            handler_cancellation=True,  # a client that leaves ends its request, in every phase
-            access_log=None,
-            keepalive_timeout=KEEPALIVE_S,
-            max_line_size=LINE_BYTES,
-            max_field_size=HEAD_BYTES,
-            max_headers=HEADERS,
-            lingering_time=LINGER_S,
-            logger=log,
+        await self.listeners.open(
+            self.data.handle, self.control.app(), leaving=lambda: self.draining.begun
         )
-        data = web.ServerRunner(server, handle_signals=False, shutdown_timeout=CUT_S)
-        control = web.AppRunner(
-            self.control.app(),
-            access_log=None,
-            handle_signals=False,
-            shutdown_timeout=CUT_S,
-            logger=log,
-        )
-        for runner in (data, control):
-            self._runners.append(runner)
-            await runner.setup()
-        ids.on_all_of(control)
-        patience_s = 0.0 if self.seat is None else self.seat.patience_s
-        if not patience_s:
-            await self._listen(data)
-        await self._listen_to_control(control)
         await self.memory.start(self.fleet)
         await self.deaths.start()
         self.fleet.start()
@@ -236,26 +180,17 @@ class App:
         self.collector.start()
         self.traces.start()
         self.reload.start()
-        if patience_s:
-            self._late = spawn(self._listen_late(data, patience_s), "listen late")
-        else:
-            self._say_listening()
+        self.listeners.follow(self.fleet.open, self._say_listening)
 
-    async def _listen(self, data: web.ServerRunner) -> None:
-        shared = self.seat is not None
-        host, port = host_port(self.policy.listen) if self.seat is None else self.seat.listen
-        tls = None if self._tls is None else self._tls.listening
-        await web.TCPSite(
-            data, host, port, backlog=1024, ssl_context=tls, reuse_port=shared or None
-        ).start()
-        self.listen_url = _url(data, "http" if tls is None else "https")
+    @property
+    def listen_url(self) -> str:
+        """Of the data plane; empty while it does not listen."""
+        return self.listeners.data_url
 
-    async def _listen_late(self, data: web.ServerRunner, patience_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await self.fleet.open.wait()
-        await self._listen(data)
-        self._say_listening()
+    @property
+    def control_url(self) -> str:
+        """Of the control plane."""
+        return self.listeners.control_url
 
     def _say_listening(self) -> None:
         self.log.info(
@@ -269,15 +204,6 @@ class App:
         if self.seat is None and (why := control_open(self.policy)):  # else it is the supervisor's
             self.log.info("control_open", control=self.control_url, reason=why)
 
-    async def _listen_to_control(self, control: web.AppRunner) -> None:
-        if self.seat is not None:
-            await web.UnixSite(control, str(self.seat.control)).start()
-            self.control_url = f"unix:{self.seat.control}"
-            return
-        host, port = host_port(self.policy.control)
-        await web.TCPSite(control, host, port, backlog=1024).start()
-        self.control_url = _url(control, "http")
-
     async def stop(self) -> drain.Drained:
         """Drain, then close everything."""
         drained = await self.draining.run()
@@ -288,11 +214,7 @@ class App:
     async def close(self) -> None:
         """Close everything, whatever of it was opened."""
         await self.reload.stop()
-        if self._late is not None:
-            self._late.cancel()
-            await asyncio.wait([self._late])
-        for runner in self._runners:
-            await runner.cleanup()
+        await self.listeners.close()
         await self.reaper.stop(CUT_S)
         if self.common is not None:
             await self.common.stop()
@@ -393,8 +315,3 @@ class App:
 def _readable(secrets: Secrets) -> dict[str, str]:
     """The servers' keys, as they are sent."""
     return {name: key.get_secret_value() for name, key in secrets.backend_keys.items()}
-
-
-def _url(runner: web.BaseRunner, scheme: str) -> str:
-    host, port = runner.addresses[0][:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -83,7 +83,7 @@ async def serve(
     loop.add_signal_handler(
         signal.SIGHUP, lambda: spawn(app.reload.now("SIGHUP"), "reload on SIGHUP")
     )
-    app.most_connections = enough_files(app.policy.queue.max_requests, app.log)
+    app.listeners.most_connections = enough_files(app.policy.queue.max_requests, app.log)
     if app.seat is None:  # else it is the supervisor's
         enough_memory(app.policy.queue.max_bytes, 1, app.log)
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import app as apps
+from gateway import listeners
 from gateway.app import App
 from gateway.policy.load import load_policy
 from tests.cases.world import ids
@@ -22,7 +22,7 @@ from tests.fakes.behaviour import Behaviour, refuse
 
 async def test_i09_an_idle_timer_never_cuts_a_connection_at_work(world, monkeypatch) -> None:
     """An answer far longer than the time an idle connection is kept, then the next on the same."""
-    monkeypatch.setattr(apps, "KEEPALIVE_S", 0.15)
+    monkeypatch.setattr(listeners, "KEEPALIVE_S", 0.15)
     async with world() as rig, rig.socket() as peer:
         for gap in (0.0, 0.05, 0.1, 0.0):
             rig.engine.queue.append(Behaviour(tokens=2, gap_s=0.4))
@@ -34,7 +34,7 @@ async def test_i09_an_idle_timer_never_cuts_a_connection_at_work(world, monkeypa
 
 
 async def test_i09_idle_connections_are_kept_longer_than_any_pool_keeps_them() -> None:
-    assert apps.KEEPALIVE_S >= 75
+    assert listeners.KEEPALIVE_S >= 75
 
 
 async def test_f10_a_client_that_vanished_is_noticed(world) -> None:
@@ -45,7 +45,7 @@ async def test_f10_a_client_that_vanished_is_noticed(world) -> None:
         async with rig.socket() as peer:
             await peer.send(request(TEXT, ids(5, 5)))
             await rig.engine.arrived()
-            (connection,) = rig.app._runners[0].server.connections
+            (connection,) = rig.app.listeners.runners[0].server.connections
             sock = connection.transport.get_extra_info("socket")
             unanswered = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             idle = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
@@ -157,7 +157,7 @@ async def test_p09_sockets_of_a_hundred_clients_are_all_closed_again(world) -> N
 
         for _ in range(10):
             await asyncio.gather(*(one() for _ in range(10)))
-        await rig.until(lambda: not rig.app._runners[0].server.connections)
+        await rig.until(lambda: not rig.app.listeners.runners[0].server.connections)
         await rig.until(lambda: not rig.left_over())
         idle = rig.app.fleet.backends["gpu0"].client.stats.open
         assert len(list(Path("/proc/self/fd").iterdir())) <= files + 2 * (idle + 1)

@@ -10,7 +10,7 @@ import zlib
 import pytest
 from aiohttp import http_parser
 
-from gateway import app
+from gateway import listeners
 from gateway.edge.dialects import guard
 from tests.edge.rig import CHAT, COUNT, TEXT, chat, request
 
@@ -392,12 +392,12 @@ async def test_a_body_that_drips_is_a_408_in_its_time(start) -> None:
         assert error["code"] == "invalid_request"
         assert "retry-after" not in fields
         assert "x-should-retry" not in fields
-        await rig.until(lambda: not rig.app._runners[0].server.connections, 5)
+        await rig.until(lambda: not rig.app.listeners.runners[0].server.connections, 5)
         assert rig.records[0]["outcome"] == "rejected"
 
 
 async def test_a_head_that_drips_is_cut_off(start, monkeypatch) -> None:
-    monkeypatch.setattr(app, "KEEPALIVE_S", 0.3)
+    monkeypatch.setattr(listeners, "KEEPALIVE_S", 0.3)
     async with start() as rig:
         assert await rig.raw(b"POST /v1/completions HTTP/1.1\r\nhost: g\r\nx-a: ") == b""
         assert await rig.raw(b"") == b""
@@ -459,9 +459,10 @@ async def test_a_head_over_its_limit_is_told_the_limit(rig, data, status, limit,
 
 
 async def test_a_head_just_within_its_limits_passes(rig) -> None:
-    fields = [f"x-{i}: a" for i in range(app.HEADERS - 4)]  # and host, length, connection, x-a
-    fields += ["connection: close", "x-a: " + "y" * (app.HEAD_BYTES - 3)]
-    query = "?" + "y" * (app.LINE_BYTES - len(CHAT) - 1)
+    few = listeners.HEADERS - 4  # and host, length, connection, x-a
+    fields = [f"x-{i}: a" for i in range(few)]
+    fields += ["connection: close", "x-a: " + "y" * (listeners.HEAD_BYTES - 3)]
+    query = "?" + "y" * (listeners.LINE_BYTES - len(CHAT) - 1)
     answer = await rig.raw(request(CHAT + query, chat(max_tokens=2), *fields))
     assert answer.startswith(b"HTTP/1.1 200"), answer[:300]
 

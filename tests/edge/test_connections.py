@@ -22,14 +22,14 @@ from tests.fakes.behaviour import Behaviour
 @pytest.fixture
 def three(rig, monkeypatch: pytest.MonkeyPatch):
     """A gate with room for three clients."""
-    monkeypatch.setattr(rig.app._runners[0].server, "_most", 3)
+    monkeypatch.setattr(rig.app.listeners.runners[0].server, "_most", 3)
     monkeypatch.setattr(face, "LOOK_S", 0.0)
     return rig
 
 
 async def _connected(rig, stack: list[Peer]) -> Peer:
     """One more client; the gate has seen it."""
-    server = rig.app._runners[0].server
+    server = rig.app.listeners.runners[0].server
     before = server.requests_count, len(server._connections)
     peer = Peer(*await asyncio.open_connection("127.0.0.1", rig.port))
     stack.append(peer)
@@ -83,7 +83,7 @@ async def test_as_many_as_come_at_once_find_room_where_as_many_are_idle(
             answer = await asyncio.get_running_loop().sock_recv(sock, 65536)
             assert answer.startswith(b"HTTP/1.1 200 ")
     assert [await peer.rest() for peer in old] == [b""] * 3
-    await rig.until(lambda: not rig.app._runners[0].server._idle, within_s=5)
+    await rig.until(lambda: not rig.app.listeners.runners[0].server._idle, within_s=5)
     rig.handled = 3
 
 
@@ -129,7 +129,7 @@ async def test_one_more_that_has_sent_its_request_already_is_told_as_well(three,
     """A connection that is closed with bytes unread ends in a reset, which overtakes the answer."""
     rig = three
     hold, busy = await _full(rig, peers)
-    server = rig.app._runners[0].server
+    server = rig.app.listeners.runners[0].server
     with socket.create_connection(("127.0.0.1", rig.port)) as late:
         late.sendall(request(CHAT, chat(words=2000)))  # before the gate has looked at it
         late.setblocking(False)
@@ -149,7 +149,7 @@ async def test_nobody_is_listened_to_for_long_or_where_many_are(
     monkeypatch.setattr(face, "REFUSED_S", 0.1)
     rig = three
     hold, busy = await _full(rig, peers)
-    server = rig.app._runners[0].server
+    server = rig.app.listeners.runners[0].server
     with socket.create_connection(("127.0.0.1", rig.port)) as silent:
         silent.setblocking(False)
         assert (await _said(silent)).startswith(b"HTTP/1.1 503 ")
@@ -168,7 +168,7 @@ async def test_nobody_is_listened_to_for_long_or_where_many_are(
 async def test_who_is_told_takes_nobodys_room(three, peers) -> None:
     rig = three
     hold, busy = await _full(rig, peers)
-    server = rig.app._runners[0].server
+    server = rig.app.listeners.runners[0].server
     with socket.create_connection(("127.0.0.1", rig.port)) as late:
         late.setblocking(False)
         assert (await _said(late)).startswith(b"HTTP/1.1 503 ")

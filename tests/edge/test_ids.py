@@ -192,7 +192,7 @@ async def test_of_a_gate_without_a_server(start) -> None:
 
 async def test_of_the_control_plane(rig) -> None:
     url = rig.app.control_url
-    app = next(one.app for one in rig.app._runners if hasattr(one, "app"))
+    app = next(one.app for one in rig.app.listeners.runners if hasattr(one, "app"))
     walked = {
         (route.method, route.resource.canonical)
         for route in app.router.routes()

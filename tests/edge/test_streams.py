@@ -377,7 +377,7 @@ async def test_a_reader_that_never_reads_again_is_given_up(rig, monkeypatch) -> 
             await seen.ended.wait()
         await rig.until(lambda: len(rig.records) == 1)
         assert rig.records[0]["outcome"] == "cancelled"
-        await rig.until(lambda: not rig.app._runners[0].server.connections)
+        await rig.until(lambda: not rig.app.listeners.runners[0].server.connections)
 
 
 async def test_an_answer_that_has_come_whole_frees_its_reservation_before_it_is_read(rig) -> None:

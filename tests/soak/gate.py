@@ -24,7 +24,7 @@ def snapshot(app: App, handled: int) -> dict[str, Any]:
         (str(p.pool), p.kv.limit, p.kv.reserved, p.prefill.reserved, p.slots.reserved)
         for p in view.pools
     ]
-    server = app._runners[0].server
+    server = app.listeners.runners[0].server
     return {
         "rss": int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize(),
         "files": sum(1 for _ in Path("/proc/self/fd").iterdir()),

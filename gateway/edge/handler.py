@@ -37,7 +37,7 @@ from gateway.gate import Shed
 from gateway.policy.checks import all_keyed
 from gateway.tokens import Kind
 from gateway.upstream.errors import Failure, UpstreamError
-from gateway.upstream.sse import Verdict
+from gateway.upstream.first_event import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -28,7 +28,8 @@ from gateway.tokens import Kind
 from gateway.upstream.answer import Dialect, Facts, asked_pause, error_status, reply_facts
 from gateway.upstream.between import not_the_engines
 from gateway.upstream.errors import Failure, UpstreamError
-from gateway.upstream.sse import SseTap, Verdict, peek
+from gateway.upstream.first_event import Verdict, peek
+from gateway.upstream.sse import SseTap
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -13,31 +13,15 @@ for a key, generated text cannot fool the search: inside a JSON string a quote i
 Memory: an event over `EVENT_CAP` passes unparsed, with only its last bytes kept; a usage event
 is held back for at most `HOLD_CAP`. Both limits look at the event's length alone, never at how
 it was cut.
-
-Line ends are LF or CRLF. A lone CR, which the standard also allows, is sent by no engine.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-import orjson
-
-from gateway.upstream.answer import (
-    Dialect,
-    Facts,
-    error_in,
-    error_status,
-    is_backpressure,
-    type_of,
-)
-
-EVENT_CAP = 64 * 1024
-"""Bytes of one event. A chat event is 0.3 KiB; /generate repeats the whole text in each and
-passes this at some 10,000 tokens."""
+from gateway.upstream.answer import Dialect, Facts, type_of
+from gateway.upstream.events import BOUNDARY, EVENT_CAP, SOME_CHOICE, is_one_line, parse, payload_of
 
 HOLD_CAP = 16 * 1024
 """Bytes. The usage event of any engine is under 1 KiB."""
@@ -45,15 +29,8 @@ HOLD_CAP = 16 * 1024
 _TAIL = 4096
 """Bytes kept of an event over the cap: /generate puts its counts (about 1 KiB) last."""
 
-_BOUNDARY = re.compile(rb"\n\r?\n")
-_SOME_CHOICE = re.compile(rb'"choices": ?\[\s*[^\s\]]')
 _GENERATED = re.compile(rb'.*"completion_tokens": ?(\d{1,18})', re.DOTALL)
 _INDEX = re.compile(rb'.*"index": ?(\d{1,18})', re.DOTALL)
-_PREAMBLE = frozenset(
-    {"message_start", "ping", "response.created", "response.queued", "response.in_progress"}
-)
-"""What comes before it is known whether there is an answer: SGLang begins every stream of messages
-and responses with these, also one that it then refuses."""
 _LAST = frozenset({"message_stop", "response.completed", "response.incomplete"})
 _LAST_SEEN = re.compile(rb'"type": ?"response\.(?:completed|incomplete)"')
 _MADE = re.compile(rb'.*"(?:output|completion)_tokens": ?(\d{1,18})', re.DOTALL)
@@ -63,7 +40,6 @@ _IN_STRING = re.compile(
 )
 """What stands between the quotes of a JSON string (RFC 8259 §7), halves of surrogate pairs left out."""
 _TEXTS = {"chat": ("content", "reasoning_content"), "completion": ("text",)}
-
 
 _TYPED = frozenset({"messages", "responses"})
 """Dialects whose events have a type, and whose last one is told by it."""
@@ -110,7 +86,7 @@ class SseTap(Facts):
             data.endswith(b"}\n\n")
             and not self._pending
             and not self._skipping
-            and _is_one_line(data)
+            and is_one_line(data)
         ):  # exactly one whole event: nearly always
             return b"" if self._observe(data) else data
         out = self._skip(data) if self._skipping else self._collect(data)
@@ -203,7 +179,7 @@ class SseTap(Facts):
         pending, out = self._pending, bytearray()
         pending += data
         start, search = 0, max(self._scanned - 2, 0)
-        while (boundary := _BOUNDARY.search(pending, search)) is not None:
+        while (boundary := BOUNDARY.search(pending, search)) is not None:
             search = boundary.end()
             event = bytes(pending[start:search])
             if (
@@ -229,12 +205,12 @@ class SseTap(Facts):
     def _must_pass(self, part: bytearray) -> bool:
         """Whether an event that begins like this cannot be the one to strip."""
         fresh = max(self._scanned - 16, 0)  # room for the key that was cut
-        return len(part) > HOLD_CAP or _SOME_CHOICE.search(part, fresh) is not None
+        return len(part) > HOLD_CAP or SOME_CHOICE.search(part, fresh) is not None
 
     def _skip(self, data: bytes) -> bytes:
         """Pass on the rest of an event over the cap."""
         joined = self._tail + data
-        boundary = _BOUNDARY.search(joined, max(len(self._tail) - 2, 0))
+        boundary = BOUNDARY.search(joined, max(len(self._tail) - 2, 0))
         if boundary is None:
             self._tail = joined[-_TAIL:]
             return data
@@ -250,10 +226,10 @@ class SseTap(Facts):
         if len(event) > EVENT_CAP:
             self._observe_tail(event[-_TAIL:])
             return False
-        if _is_one_line(event):
+        if is_one_line(event):
             payload = event[6:]
         else:
-            lines = _payload(event)
+            lines = payload_of(event)
             if lines is None:
                 return False
             payload = lines
@@ -264,7 +240,7 @@ class SseTap(Facts):
         if self._dialect == "generate":
             self._look_at_generated(payload)
             return False
-        document = _parse(payload)
+        document = parse(payload)
         self.absorb(self._dialect, document, streamed=True)
         if self._dialect in _TEXTS and isinstance(document, dict) and event.endswith(b"}\n\n"):
             self._remember(event, document)
@@ -278,7 +254,7 @@ class SseTap(Facts):
             and len(event) <= HOLD_CAP
             and isinstance(document.get("usage"), dict)
             and document.get("error") is None
-            and _SOME_CHOICE.search(event) is None
+            and SOME_CHOICE.search(event) is None
         )
 
     def _look_at_generated(self, payload: bytes) -> None:
@@ -299,7 +275,7 @@ class SseTap(Facts):
         ):
             counts["completion_tokens"] = self.tokens = self.completion_tokens = int(digits[0])
             return
-        self.absorb("generate", _parse(payload), streamed=True)
+        self.absorb("generate", parse(payload), streamed=True)
 
     def _observe_tail(self, tail: bytes) -> None:
         """Take in an event of which only the end was kept."""
@@ -318,83 +294,9 @@ class SseTap(Facts):
             self.sum_generated()
 
 
-class Verdict(StrEnum):
-    """What a stream begins with."""
-
-    DATA = "data"
-    BACKPRESSURE = "backpressure"  # not started, may be tried again later
-    ERROR = "error"
-    INCOMPLETE = "incomplete"  # more bytes are needed
-
-
-@dataclass(frozen=True, slots=True)
-class FirstEvent:
-    """A verdict; with an error, its status and the engine's words (for the client only)."""
-
-    verdict: Verdict
-    status: int | None = None
-    message: str = field(default="", repr=False)
-
-
-def peek(data: bytes) -> FirstEvent:
-    """Judge a stream by its first event, before anything of it is passed on.
-
-    Since SGLang 0.5.12 a request the scheduler will not take is answered with status 200 and
-    an error in the first event.
-    """
-    start = 0
-    for boundary in _BOUNDARY.finditer(data):
-        payload = _payload(data[start : boundary.end()])
-        start = boundary.end()
-        if payload is not None and not _is_preamble(payload):
-            return _judge(payload)
-    if len(data) - start > EVENT_CAP or _SOME_CHOICE.search(data, start) is not None:
-        return FirstEvent(Verdict.DATA)
-    return FirstEvent(Verdict.INCOMPLETE)
-
-
-def _is_preamble(payload: bytes) -> bool:
-    typed = b'"message_start"' in payload or b'"ping"' in payload or b'"response.' in payload
-    return typed and type_of(_parse(payload)) in _PREAMBLE
-
-
-def _judge(payload: bytes) -> FirstEvent:
-    if b'"error"' not in payload and b'"abort"' not in payload:
-        return FirstEvent(Verdict.DATA)
-    document = _parse(payload)
-    error = error_in(document) if isinstance(document, dict) else None
-    if error is None:
-        return FirstEvent(Verdict.DATA)
-    verdict = Verdict.BACKPRESSURE if is_backpressure(error) else Verdict.ERROR
-    return FirstEvent(verdict, error_status(error), str(error.get("message", "")))
-
-
-def _is_one_line(event: bytes) -> bool:
-    """Whether an event is one line of JSON data, as all engines write it."""
-    return event.startswith(b"data: {") and event.count(b"\n") == 2  # noqa: PLR2004
-
-
-def _payload(event: bytes) -> bytes | None:
-    """The data of an event, its lines joined; None where it has none (a comment, a blank)."""
-    lines = [
-        line[6:] if line.startswith(b"data: ") else line[5:]
-        for line in event.replace(b"\r\n", b"\n").split(b"\n")
-        if line.startswith(b"data:")
-    ]
-    return b"\n".join(lines) if lines else None
-
-
 def _is_utf8(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _parse(payload: bytes) -> object:
-    try:
-        document: object = orjson.loads(payload)
-    except orjson.JSONDecodeError:
-        return None
-    return document

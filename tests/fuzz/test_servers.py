@@ -12,7 +12,8 @@ from gateway.core.model import Outcome
 from gateway.edge.dialects import Times
 from gateway.edge.dialects.teller import OllamaTeller, Shape
 from gateway.upstream.answer import Dialect, reply_facts
-from gateway.upstream.sse import SseTap, peek
+from gateway.upstream.first_event import peek
+from gateway.upstream.sse import SseTap
 from tests.edge.rig import API_CHAT, API_GENERATE, CHAT, GENERATE, TEXT, chat, lines, request
 from tests.fuzz import shapes
 from tests.fuzz.host import EXAMPLES, FEWER, Host, fuzz, hosted

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.upstream import sse
 from gateway.upstream.answer import Facts, reply_facts
-from gateway.upstream.sse import EVENT_CAP, HOLD_CAP, SseTap, Verdict, peek
+from gateway.upstream.events import EVENT_CAP
+from gateway.upstream.first_event import Verdict, peek
+from gateway.upstream.sse import HOLD_CAP, SseTap
 
 HEAD = b'{"id":"a1","object":"chat.completion.chunk","created":1,"model":"tiny","choices":'
 
@@ -426,8 +428,8 @@ def test_what_only_looks_like_another_word_is_parsed(
     one = b'data: {"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'
     tap, parsed = SseTap("chat", strip_usage=True), []
     tap.feed(one)
-    real = sse._parse
-    monkeypatch.setattr(sse, "_parse", lambda payload: parsed.append(payload) or real(payload))
+    real = sse.parse
+    monkeypatch.setattr(sse, "parse", lambda payload: parsed.append(payload) or real(payload))
     tap.feed(one.replace(b" word", smuggled))
     assert len(parsed) == 1
     tap.feed(one + one.replace(b" word", smuggled))  # also where it comes behind another
@@ -438,7 +440,7 @@ def test_plain_words_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     one = b'data: {"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'
     tap = SseTap("chat", strip_usage=True)
     tap.feed(one)
-    monkeypatch.setattr(sse, "_parse", lambda payload: pytest.fail("parsed"))
+    monkeypatch.setattr(sse, "parse", lambda payload: pytest.fail("parsed"))
     assert tap.feed(one.replace(b"word", b'w\\u00f6rd \\"{}\\"')) != b""
     assert tap.feed(one * 3) == one * 3
     assert tap.tokens == tap.events == 5

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.upstream.answer import Dialect, reply_facts
-from gateway.upstream.sse import EVENT_CAP, SseTap, Verdict, peek
+from gateway.upstream.events import EVENT_CAP
+from gateway.upstream.first_event import Verdict, peek
+from gateway.upstream.sse import SseTap
 
 
 def events(*told: dict[str, Any]) -> bytes:

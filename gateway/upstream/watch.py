@@ -8,15 +8,9 @@ neither disturb the engine nor hang behind it.
 What marks a server DOWN, and what does not:
 - **A hint from the data path** (`suspect`: a connection reset, refused or cut short). Believed at
   once, then checked by a new discovery.
-- **A door that is shut or strange**: two questions in a row refused, reset or answered with an
-  error, and not one byte of a real request (`alive`) since the first.
-- **A door that is open and silent**, as a server is for about 5.4 s after its scheduler was killed
-  (measured on 0.5.17 and 0.5.23): /v1/models, which needs no scheduler, unanswered for
-  `silent_for_s` in several questions, and not one byte of a real request since the first. In that
-  window the streams usually break or the door shuts sooner; then one of the rules above speaks.
+- **Questions that fail** while not one byte of a real request comes (`alive`): see `failing`.
 - **Another process behind the same door**: the pool or the count of prefilled tokens in the loads
   is not what it can have become. Not where several are known to answer in turn (see `starts`).
-- Not: failing polls while bytes flow. A busy server is not a dead one.
 
 `on_down` means *admit nothing*. It does not mean that what the server held is gone. That is known
 
@@ -44,10 +38,12 @@ from typing import TYPE_CHECKING
 
 from gateway.tasks import spawn
 from gateway.upstream.ask import AskError, Wrong, ask, bearer
-from gateway.upstream.discover import SNAPSHOT_SINCE, DiscoveryError, discover, generates, loads
-from gateway.upstream.door import EVIDENCE, Door
+from gateway.upstream.discover import DiscoveryError, discover, generates, loads
+from gateway.upstream.door import Door
+from gateway.upstream.failing import Failing
 from gateway.upstream.life import Life, Pace, WatchView
 from gateway.upstream.loads import another_process
+from gateway.upstream.polls import Polls
 from gateway.upstream.starts import SEVERAL, Starts
 
 if TYPE_CHECKING:
@@ -112,20 +108,15 @@ class Watch:
         self._loads_of_another = False  # why it is asked who it is
         self._door = Door(self._pace.cut_off_s)
         self._doubted = False  # a hint came since the discovery under way began
+        self._failing = Failing(self._pace.silent_for_s)
         self._asking: asyncio.Timeout | None = None
         self._stalled = False
         self._scheduler_at = -math.inf  # its last sign of life
         self._health_asked_at = -math.inf
         self.asked = asyncio.Event()  # its loads have been asked for once since it is up
-        self._loads: LoadsFacts | None = None
-        self._loads_at: float | None = None
-        self._offers_loads = True
-        self._loads_answer = True
-        self._fast_until = 0.0
+        self._polls = Polls(self._pace)
         self._bytes_at = -math.inf
         self._asked_at = 0.0
-        self._failing_since: float | None = None
-        self._failures = 0
 
     def start(self) -> None:
         """Begin to watch, in the background."""
@@ -166,7 +157,7 @@ class Watch:
 
     def want_loads(self, until: float) -> None:
         """Poll fast until then (loop's clock), for somebody who waits to see a request gone."""
-        self._fast_until = max(self._fast_until, until)
+        self._polls.want(until)
         self._wake.set()
 
     @property
@@ -183,30 +174,10 @@ class Watch:
             error=self._error,
             facts=self._facts,
             starts=self._starts.seen,
-            loads=self._loads,
-            loads_age_s=None if self._loads_at is None else now - self._loads_at,
-            metrics_stale=self._state is Life.READY and self._stale(now),
+            loads=self._polls.last,
+            loads_age_s=self._polls.age_s(now),
+            metrics_stale=self._state is Life.READY and self._polls.stale(now, self._since),
         )
-
-    @property
-    def _cheap_loads(self) -> bool:
-        """Whether loads are read without the scheduler."""
-        version = None if self._facts is None else self._facts.version
-        return version is None or version >= SNAPSHOT_SINCE
-
-    def _stale(self, now: float) -> bool:
-        """Loads are offered, and the last ones are old or describe a standstill.
-
-        An idle scheduler publishes no snapshots, so the age of one that shows no work says nothing.
-        """
-        if not self._offers_loads:
-            return False
-        limit = self._pace.stale_after_s
-        if self._loads is None or self._loads_at is None:
-            return now - self._since > limit
-        busy = self._loads.running + self._loads.waiting > 0
-        snapshot_age = (self._loads.age_s or 0.0) if busy else 0.0
-        return now - self._loads_at + snapshot_age > limit
 
     async def _run(self) -> None:
         while True:
@@ -252,8 +223,8 @@ class Watch:
         self._why_away = None
         self._scheduler_at = self._now()  # it has just answered /server_info
         self.asked.clear()
-        self._facts, self._loads, self._loads_at = facts, None, None
-        self._offers_loads = self._loads_answer = True
+        self._facts = facts
+        self._polls.begin(facts.version)
         self._asked_at = -math.inf
         self._answered()
         self._enter(Life.READY, None)
@@ -262,23 +233,14 @@ class Watch:
     async def _mind(self) -> None:
         """Poll while the server is READY; returns once it is DOWN."""
         while self._state is Life.READY:
-            if await self._rest(self._asked_at + self._interval()):
+            failing = self._failing.in_a_row > 0
+            pause_s = self._polls.interval_s(self._now(), failing=failing)
+            if await self._rest(self._asked_at + pause_s):
                 self._asked_at = self._now()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None) as self._asking:  # until `suspect` ends it
                         await self._question()
                         await self._doubt_the_scheduler()
-
-    def _interval(self) -> float:
-        """Seconds from the last question to the next."""
-        pace = self._pace
-        if self._failures:
-            return pace.retry_s
-        if not self._offers_loads:
-            return pace.probe_s
-        if self._now() < self._fast_until:
-            return pace.loads_wanted_s
-        return pace.loads_s if self._cheap_loads and self._loads_answer else pace.probe_s
 
     async def _rest(self, until: float) -> bool:
         """Wait; False where somebody woke us before `until`."""
@@ -291,7 +253,7 @@ class Watch:
 
     async def _question(self) -> None:
         """Ask for the loads; where they are not to be had, whether anybody is there."""
-        if self._offers_loads and not self._failures:
+        if self._polls.offered and not self._failing.in_a_row:
             came = await self._ask_loads()
             self.asked.set()
             if came:
@@ -311,16 +273,15 @@ class Watch:
                 self._client, version, api_key=self._api_key, timeout_s=self._pace.ask_s
             )
         except AskError:
-            self._loads_answer = False
+            self._polls.failed()
             return False
-        self._loads_answer = self._offers_loads = got is not None
+        before = self._polls.came(got, self._now())
         if got is None:
             return False
         self._answered()
-        before, self._loads, self._loads_at = self._loads, got, self._now()
         if got.freshest_s is not None:
             self._sign(self._now() - got.freshest_s)
-        elif not self._cheap_loads:
+        elif not self._polls.cheap:
             self._sign(self._now())
         if self._state is Life.READY:
             self._on_loads(got)
@@ -368,24 +329,20 @@ class Watch:
             self._on_move()
 
     def _answered(self) -> None:
-        self._failing_since, self._failures = None, 0
+        self._failing.answered()
         if self._state is Life.READY and not self._stalled:
             self._error = None
 
     def _failed(self, error: AskError) -> None:
-        """Weigh a question that failed; see the module for the rules."""
+        """Weigh a question that failed."""
         if self._state is not Life.READY or error.wrong is Wrong.OURS:
             return
-        if self._failing_since is None or self._bytes_at >= self._failing_since:
-            self._failing_since, self._failures = self._asked_at, 0
-        self._failures += 1
         self._error = str(error)
-        if self._failures < EVIDENCE:
-            return
-        if error.wrong is not Wrong.SILENT:
-            self._down(f"{EVIDENCE} questions in a row failed, the last with: {error}")
-        elif (silent := self._now() - self._failing_since) >= self._pace.silent_for_s:
-            self._down(f"it accepts connections but has been silent for {silent:.0f} s")
+        gone = self._failing.failed(
+            error, asked_at=self._asked_at, heard_at=self._bytes_at, now=self._now()
+        )
+        if gone is not None:
+            self._down(gone)
 
     def _down(self, reason: str) -> None:
         if self._state is Life.READY:

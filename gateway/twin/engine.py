@@ -20,14 +20,14 @@ What kills it is in `deaths`.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
-from gateway.twin import deaths, intake, snapshots
+from gateway.twin import deaths, intake, prefill, snapshots
 from gateway.twin.batch import Batch
 from gateway.twin.budget import NewTokenRatio
 from gateway.twin.jobs import Counters, Died, Ending, Event, Finished, Job, Phase, Progress
 from gateway.twin.limits import Limits
+from gateway.twin.line import Line
 from gateway.twin.memory import Memory
 from gateway.twin.pace import Pace, steps_alike
 from gateway.twin.retraction import LAST_REQUEST, retract
@@ -57,9 +57,8 @@ class Engine:
         self.counters = Counters()
         self.dead: str | None = None
         self.snapshot = self.gauges = Snapshot(at=0.0, capacity=self.pool.capacity)
-        self._inbox: deque[Job] = deque()
+        self._line = Line(self.limits, profile.max_queued, self.counters)
         self._aborts: list[str] = []
-        self._waiting: list[Job] = []
         self._batch = Batch(self.pool.page)
         self._chunked: Job | None = None
         self._jobs: dict[str, Job] = {}
@@ -80,7 +79,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Sequences in the queue."""
-        return len(self._waiting) + len(self._inbox)
+        return len(self._line)
 
     @property
     def used(self) -> int:
@@ -106,7 +105,7 @@ class Engine:
         if self.dead is not None:
             return
         job.arrived = now
-        self._inbox.append(job)
+        self._line.inbox.append(job)
         self._jobs[job.rid] = job
         if start:
             self._wake(now)
@@ -124,7 +123,7 @@ class Engine:
         """The scheduler stood still for `seconds` and goes on now."""
         if self._pace:
             self._pace.shift(seconds)
-        elif self.dead is None and (self._inbox or self._aborts):
+        elif self.dead is None and (self._line.inbox or self._aborts):
             self._begin(now)
 
     def kill(self, now: float, reason: str) -> None:
@@ -150,7 +149,7 @@ class Engine:
             now,
             self.memory,
             running=len(self._batch),
-            waiting=self._waiting,
+            waiting=self._line.queue,
             counters=self.counters,
             ratio=self.ratio.now,
             last=self.gauges,
@@ -180,12 +179,12 @@ class Engine:
     def _begin(self, now: float) -> None:
         """Start the next step, if there is anything to do."""
         self._receive(now)
-        while self._waiting or self._batch or self._chunked is not None:
+        while self._line.queue or self._batch or self._chunked is not None:
             chosen = intake.plan(
                 self.profile,
                 self.traits,
                 self.memory,
-                waiting=self._waiting,
+                waiting=self._line.queue,
                 running=self._batch.jobs,
                 chunked=self._chunked,
                 ratio=self.ratio.now,
@@ -209,25 +208,12 @@ class Engine:
             for job in [job for rid, job in self._jobs.items() if rid.startswith(prefix)]:
                 self._drop(job, now)
         self._aborts.clear()
-        while self._inbox:
-            job = self._inbox.popleft()
-            if job.phase is Phase.DONE:
-                continue
-            job.limit = self.limits.cap(job.prompt, job.cap)
-            job.refusal = self.limits.refusal(job.prompt)
-            if job.refusal is not None:  # scheduled all the same, as a prompt of one token
-                job.prompt, job.blocks, job.limit = 1, (), 1
+        for job in self._line.arrivals():
             self._enqueue(job, now)
 
     def _enqueue(self, job: Job, now: float) -> None:
-        most = self.profile.max_queued
-        if most is not None and len(self._waiting) >= most:
-            self.counters.refused_queue_full += 1
+        if not self._line.join(job):
             self._end(job, now, Ending.ABORT, status=503, message=QUEUE_FULL)
-            return
-        job.phase = Phase.WAITING
-        self._waiting.append(job)
-        self.counters.peak_waiting = max(self.counters.peak_waiting, len(self._waiting))
 
     def _drop(self, job: Job, now: float) -> None:
         """End `job` on request. No step is in progress."""
@@ -238,41 +224,29 @@ class Engine:
             self._chunked = None
         elif job in self._batch:
             self._batch.leave(job)
-        elif job in self._waiting:
-            self._waiting.remove(job)
+        elif job in self._line.queue:
+            self._line.queue.remove(job)
         if job.phase is not Phase.WAITING:
             self.memory.release(job, now)
             self._full = False
         self._end(job, now, Ending.ABORT)
 
     def _run_prefill(self, batch: list[tuple[Job, int]], now: float) -> None:
-        computed = pairs = context = 0
-        for job, size in batch:
-            if job.phase is Phase.WAITING:
-                job.phase, job.admitted = Phase.PREFILL, now
-                self.counters.started(job)
-            if not self.memory.grow(job, size):
-                self.kill(now, deaths.prefill(size, self.pool.free))
-                return
-            computed += size
-            pairs += size * (job.filled - size // 2)
-            context += job.filled
-        peak = self.profile.activations.peak(computed, context)
-        free = self.profile.activations.headroom
-        self.counters.peak_activation_bytes = max(self.counters.peak_activation_bytes, peak)
-        if peak > free:
-            self.kill(now, deaths.activations(computed, context, peak, free))
+        try:
+            work = prefill.take(batch, self.memory, self.profile.activations, self.counters, now)
+        except prefill.Death as death:
+            self.kill(now, str(death))
             return
         if self.profile.mixed_chunk and not self._mix_decode(now):
             return
         self._prefilling = [job for job, _ in batch]
         self.counters.prefill_steps += 1
-        self.counters.prefill_tokens += computed
+        self.counters.prefill_tokens += work.computed
         self.counters.peak(self.used, self.running)
         seconds = self.profile.speed.step(
             prefill=len(batch),
-            computed=computed,
-            pairs=pairs,
+            computed=work.computed,
+            pairs=work.pairs,
             decode=self._decoding,
             read=self._batch.filled if self._decoding else 0,
         )
@@ -291,7 +265,7 @@ class Engine:
         if not self._grow_running(now):
             return
         alike = 1
-        if self._coarse and (self._full or not self._waiting):
+        if self._coarse and (self._full or not self._line.queue):
             alike = steps_alike(self._batch, self.memory)
         self.counters.peak(self.used, self.running)
         batch = self._batch

@@ -128,7 +128,7 @@ def twin(load: Sequence[tuple[int, int]], **arguments: Any) -> Account:
         sizes = sum(size for _, size in batch)
         cached = sum(job.shared for job, _ in batch)
         account.passes.append(
-            (len(batch), sizes, cached, len(machine._batch), len(machine._waiting))
+            (len(batch), sizes, cached, len(machine._batch), len(machine._line.queue))
         )
         run_prefill(batch, now)
 

@@ -51,7 +51,7 @@ FIXED_LIMITS = frozenset({"connect_s", "stall_s"})
 
 FIXED_BACKEND = frozenset({"url", "api_key_env", "api_key_file", "tokenizer", "tokenizer_engine"})
 """What a server's connections, its watch and its counter were made with. A server that is to be
-asked differently without a restart gets another name: the old one leaves, the new one comes."""
+asked differently without a restart is taken out, and added anew once it is gone."""
 
 
 @dataclass(frozen=True, slots=True)

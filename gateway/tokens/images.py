@@ -128,7 +128,7 @@ def pixels_of(request: Request) -> int:
             total += LARGEST_IMAGE
             continue
         if size[0] * size[1] > LARGEST_IMAGE:
-            msg = f"An image has {size[0]:,} × {size[1]:,} pixels; {LARGEST_IMAGE:,} are the most that is read."
+            msg = f"An image has {size[0]:,} × {size[1]:,} pixels; {LARGEST_IMAGE:,} are the most that is read. Make it smaller."
             raise CountRefused(msg)
         total += size[0] * size[1]
     return total

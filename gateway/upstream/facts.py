@@ -252,7 +252,9 @@ def _warnings(
     if not context_known:
         found.append("The served model's name is not known: /v1/models did not answer.")
     if model.get("is_generation") is False or args.get("is_embedding") is True:
-        found.append("The model does not generate text; only inference that it does can be served.")
+        found.append(
+            "The model does not generate text: of embeddings, classify, score and rerank it serves what it can."
+        )
     if chunk is None:
         found.append(
             "Chunked prefill is off: each prompt is prefilled in one step, "

@@ -139,7 +139,7 @@ def check_least(params: Mapping[str, Any], field: str) -> None:
     if number is not None and number > 1 and asked(params):
         msg = (
             f"{field} beside a grammar (a response_format, a regex, tools that must be called) is not allowed: "
-            "where the grammar is through before, no token is left, which ends SGLang. Leave one of them out; "
+            "where the grammar ends before that many tokens, none is left to write, which ends SGLang. Leave out one of the two; "
             "a minLength in a schema, or `{5,}` in a pattern, asks for longer texts"
         )
         raise Invalid(msg, field)

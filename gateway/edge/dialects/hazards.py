@@ -228,7 +228,7 @@ def check_stop_ids(params: Mapping[str, Any], least: str) -> None:
         and len(given) > MOST_STOPS
         and guard.whole(params.get(least), least)
     ):
-        msg = f"{field} has more than {MOST_STOPS} ids, which {least} would rule out; leave one of them out"
+        msg = f"{field} has more than {MOST_STOPS} ids, all of which {least} rules out for a while; leave out one of the two"
         raise Invalid(msg, field)
 
 

@@ -57,7 +57,8 @@ def check_both(body: Body) -> None:
     lists = len(ids) if isinstance(ids, list) and ids and isinstance(ids[0], list) else None
     if texts != lists:
         raise Invalid(
-            "text and input_ids are not for as many prompts; send one of them", "input_ids"
+            "text and input_ids are for different numbers of prompts; send one of the two",
+            "input_ids",
         )
 
 

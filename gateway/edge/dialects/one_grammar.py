@@ -91,7 +91,7 @@ def _check_ebnf(text: str, field: str) -> None:
     """What ends the scheduler in EBNF: of 0.5.6 (xgrammar 0.1.27) by what it is made of, of all by where it
     leads to. Raises Invalid."""
     if dead_ends.has_more(text, repeats.MOST_PIECES):
-        msg = f"{field} has more than {repeats.MOST_PIECES:,} texts, names and signs"
+        msg = f"{field} has more than {repeats.MOST_PIECES:,} texts, names and signs; use fewer"
         raise Invalid(msg, field)
     if DISPATCH in text:
         msg = f"{field} has a {DISPATCH}: send a structural tag instead"

@@ -17,6 +17,7 @@ import orjson
 from gateway.edge import voices
 from gateway.edge.dialects.ollama_turns import call_id
 from gateway.upstream.answer import error_in, error_status
+from gateway.upstream.fields import as_list
 
 if TYPE_CHECKING:
     from gateway.edge.dialects import Times
@@ -176,7 +177,7 @@ class OllamaTeller:
         if not isinstance(message, dict):
             return None
         content = self._content(*_said(message))
-        calls = [call for call in _list(message.get("tool_calls")) if isinstance(call, dict)]
+        calls = [call for call in as_list(message.get("tool_calls")) if isinstance(call, dict)]
         content = self._with_calls(content, [_call(call) for call in calls])
         usage, reason = document.get("usage"), choice.get("finish_reason")
         ending = self._ending(
@@ -284,10 +285,6 @@ def _logprobs(found: object) -> Json:
 def _first(choices: object) -> Json | None:
     choice = choices[0] if isinstance(choices, list) and choices else None
     return choice if isinstance(choice, dict) else None
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _parsed(data: bytes) -> Json | None:

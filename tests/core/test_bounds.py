@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.appetite import appetite
+from gateway.core.bounds import bound_passed
 from gateway.core.model import (
     Ask,
     ClientRule,
@@ -101,6 +102,25 @@ def test_the_queue_takes_only_so_many() -> None:
     assert refusal.message == "2 requests are waiting, which is all the queue takes"
     assert refusal.retry_after_s is not None
     assert aside(desk) == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "requests", "tokens", "size", "code"),
+    [
+        (2, 4, 100, 1000, None),  # each bound reached, none passed
+        (3, 4, 100, 1000, Code.CLIENT_LIMIT),
+        (2, 5, 100, 1000, Code.QUEUE_FULL),
+        (2, 4, 101, 1000, Code.QUEUE_FULL),
+        (2, 4, 100, 1001, Code.QUEUE_FULL),
+        (3, 5, 101, 1001, Code.CLIENT_LIMIT),  # that of its own client is told first
+    ],
+)
+def test_a_bound_is_the_most_that_may_wait(
+    own: int, requests: int, tokens: int, size: int, code: Code | None
+) -> None:
+    rule = QueueRule(max_requests=4, max_tokens=100, max_bytes=1000)
+    client = ClientRule("few", max_waiting=2)
+    assert bound_passed(rule, client, own, requests=requests, tokens=tokens, size=size) is code
 
 
 def test_the_queue_takes_only_so_many_bytes() -> None:

@@ -5,10 +5,12 @@ Theory of operation
 A server promises memory it does not have: SGLang admits on an estimate that is clipped at 4,096
 output tokens and scaled down to a tenth (0.5.6-0.5.23), and pays for the difference with
 retractions or its life. The core keeps one *ledger* per KV pool (a data-parallel rank of one
-server) with the true worst case of everything in flight, and lets a request go upstream only when
-all of its demand fits at once:
+server) with everything in flight, and lets a request go upstream only when all of its demand fits at
+once:
 
-- KV tokens, in whole pages: every prompt × n, each with its whole output cap and one page,
+- KV tokens, in whole pages: every prompt × n, each with its whole output cap and one page. Where all
+  of these fit, that is all; where they do not, `declared` lets nothing more in, and `forecast` what
+  answers are likely to take together, with a margin that is learned from what went wrong,
 - prompt tokens in prefill, freed at the first token,
 - running slots,
 - its client's share.
@@ -19,8 +21,9 @@ core returns *transitions*. The shell logs, counts and wakes waiters from those;
 does. `now` is always passed in, and `next_wakeup` says when to come back.
 
 Invariants (each held by a property test in tests/core)
-- the reservations of a pool never add up to more than its limit, except after `resize` to less
-  than is held: then nothing is admitted there until enough has ended;
+- under `declared` the reservations of a pool never add up to more than its limit, under `forecast` no
+  grant takes what it is planned to come to beyond it; except after `resize` to less than is held: then
+  nothing is admitted there until enough has ended;
 - a grant is a reservation: it is in the ledger before the transition is returned;
 - each request ends once, and its reservation is released once; a ledger at rest is zero, and a
   counter that would go negative raises;
@@ -29,7 +32,8 @@ Invariants (each held by a property test in tests/core)
   service only.
 
 Modules: `model` (values), `caps` (what cap, what demand), `ledger` (what is reserved of one pool), `pools`
-(the pool around it, and where its server is in its work), `ttft` (when a first token will come), `flows`
+(the pool around it, and where its server is in its work), `mirror`, `lengths`, `outlook` and `confidence`
+(what it is likely to come to), `ttft` (when a first token will come), `flows`
 (clients, shares, order), `books` (all state and the moves between), `choice` (who starts next), `placement`
 (which pool), `reasons` (what keeps one waiting), `drainrate` (Retry-After). Every decision is in three
 classes, each built on the one before: `turns` (the moves), `bounds` (what may wait), `admission` (the rest).

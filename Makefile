@@ -15,7 +15,8 @@ TOOLS := .tools
 # starts would compile all of it again, a tenth of the whole.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q
 
-.PHONY: demo test lint format fetch test-slow engine test-real bench lock sbom clean
+.PHONY: demo test lint format fetch test-slow test-slow-alone test-slow-timed test-slow-untimed engine \
+  test-real test-real-alone test-real-beside bench lock sbom clean
 
 demo: $(READY)
 	$(BIN)/kvgate demo
@@ -41,20 +42,42 @@ fetch: $(READY) $(TOOLS)/ready
 	$(BIN)/python -m tests.tokens.fetch_tokenizers
 	$(BIN)/python -m tests.clients.install
 
-# Soaks and large differential suites: minutes, not seconds. Gates that share budgets are compared with
-# one gate, so they have the machine to themselves.
+# Of the slow tests those that neither measure time nor are given a time to answer in: they may take as long
+# as they like, so `.ci/run` has them in the background.
+UNTIMED := tests/core tests/deploy tests/lab tests/policy tests/tokens
+
+# Soaks and large differential suites: minutes, not seconds.
 test-slow: fetch
+	$(MAKE) test-slow-alone
+	$(MAKE) test-slow-timed
+	$(MAKE) test-slow-untimed
+
+# Gates that share budgets are compared with one gate, so they have the machine to themselves.
+test-slow-alone: fetch
 	$(PYTEST) -m slow --timeout 600 tests/lease
-	$(PYTEST) -n 3 --dist loadgroup -m slow --timeout 1500 --ignore tests/lease
+
+test-slow-timed: fetch
+	$(PYTEST) -n 3 --dist loadgroup -m slow --timeout 1500 $(addprefix --ignore ,tests/lease $(UNTIMED))
+
+test-slow-untimed: fetch
+	$(PYTEST) -n 3 --dist loadgroup -m slow --timeout 1500 $(UNTIMED)
 	$(PYTEST) -n 3 -m "hypothesis and not slow" --hypothesis-profile thorough --timeout 600
 
 # A genuine SGLang on CPU: about two minutes to install once (into .real/).
 engine: $(READY)
 	$(BIN)/python -m tests.real.install
 
-# It takes 30 s to start.
+# One server, which takes 20 s to start, for most of them; another for those whose numbers are told to people,
+# and which therefore have the machine to themselves.
 test-real: engine
-	$(PYTEST) -m "slow or not slow" --timeout 300 tests/real
+	$(MAKE) test-real-alone
+	$(MAKE) test-real-beside
+
+test-real-alone: engine
+	$(PYTEST) -m alone --timeout 300 tests/real
+
+test-real-beside: engine
+	$(PYTEST) -m "not alone" --timeout 300 tests/real
 
 # Beside other gateways: make bench RIVALS=1 installs them once, into .rivals/ (LiteLLM is large).
 bench: $(READY)

@@ -84,16 +84,26 @@ def _quiet(request: pytest.FixtureRequest) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run those that leave the shared engine with another pool last, whatever the shuffle said.
+    """Run those that change the shared engine last, the more the later, whatever the shuffle said.
 
-    A server of their own would cost each of them a start: 20 to 40 s.
+    A server of their own, or another restart after them, would cost a start each: 20 to 40 s.
     """
-    items.sort(key=lambda item: item.get_closest_marker("changes_engine") is not None)
+    items.sort(key=_change)
+
+
+def _change(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("changes_engine")
+    return sum(mark.args) if mark else -1
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "changes_engine: leaves the shared engine changed; runs last"
+        "markers",
+        "changes_engine(how): runs last; 0: leaves the usual engine, 1: with another pool, "
+        "2: with another environment",
+    )
+    config.addinivalue_line(
+        "markers", "alone: its numbers are told to people; nothing else may run beside it"
     )
 
 
@@ -117,6 +127,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         )
 
 
+def _of_other_tests(written: Path) -> list[str]:
+    """What an earlier run measured by tests that were no part of this one."""
+    if not written.exists():
+        return []
+    ours = {line.partition(": ")[0] for line in _lines}
+    return [line for line in written.read_text().splitlines() if line.partition(": ")[0] not in ours]
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Write report.txt beside the install; say in red when nothing could be tested."""
     if reason := install.missing():
@@ -124,5 +142,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(reason, red=True)
     elif _lines:
         written = install.real_dir() / "report.txt"
-        written.write_text("\n".join(sorted(_lines)) + "\n")
+        written.write_text("\n".join(sorted([*_of_other_tests(written), *_lines])) + "\n")
         terminalreporter.write_line(f"measurements: {written}")

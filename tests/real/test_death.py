@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.real.gateproc import Gate
     from tests.real.load import Reply
 
-pytestmark = [pytest.mark.changes_engine, pytest.mark.timeout(540)]
+pytestmark = [pytest.mark.changes_engine(0), pytest.mark.timeout(540)]
 
 # A start takes 17-26 s with the machine to itself, minutes on a crowded one; who is put back waits
 # for it in the queue, with a client that is as patient.
@@ -89,6 +89,7 @@ async def at_rest(gate: Gate, within_s: float = 10) -> None:
     assert (status["queue"]["requests"], status["clients"]) == (0, [])
 
 
+@pytest.mark.changes_engine(1)
 async def test_the_scheduler_is_killed_and_comes_back_with_a_smaller_pool(
     fresh: Callable[..., Engine],
     make_gate: Callable[..., Gate],
@@ -224,6 +225,7 @@ async def test_the_engine_is_told_to_go(
     )
 
 
+@pytest.mark.changes_engine(2)
 async def test_an_engine_that_retracts(
     fresh: Callable[..., Engine], make_gate: Callable[..., Gate], report: Note
 ) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tests.real.gateproc import Gate
     from tests.real.load import Reply
 
+pytestmark = pytest.mark.alone
+
 PROMPT = 560
 
 # The refusals a client of an overloaded but healthy server may meet.

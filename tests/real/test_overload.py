@@ -181,6 +181,7 @@ async def completions_per_s(engine: Engine) -> float:
     return (last - first) / (took[last] - took[first])
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_three_times_too_much(

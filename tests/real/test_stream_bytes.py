@@ -130,6 +130,7 @@ async def test_usage_only_when_asked(gate: Gate) -> None:
     assert [one["choices"] for one in asked.objects()][-1] == []
 
 
+@pytest.mark.alone
 async def test_first_byte_at_once(engine: Engine, gate: Gate, report: Note) -> None:
     async def first_bytes(base: str) -> list[float]:
         replies = [

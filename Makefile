@@ -46,6 +46,9 @@ fetch: $(READY) $(TOOLS)/ready
 # as they like, so `.ci/run` has them in the background.
 UNTIMED := tests/core tests/deploy tests/lab tests/policy tests/tokens
 
+# A file's tests together: those that share something expensive (an image, a laboratory's runs) stand in one. Not `loadgroup`, which groups nothing with pytest 9.2 (pytest-xdist 3.8.0, issue 1386).
+BY_FILE := --dist loadfile --no-loadscope-reorder
+
 # Soaks and large differential suites: minutes, not seconds.
 test-slow: fetch
 	$(MAKE) test-slow-alone
@@ -57,10 +60,10 @@ test-slow-alone: fetch
 	$(PYTEST) -m slow --timeout 600 tests/lease
 
 test-slow-timed: fetch
-	$(PYTEST) -n 3 --dist loadgroup -m slow --timeout 1500 $(addprefix --ignore ,tests/lease $(UNTIMED))
+	$(PYTEST) -n 3 $(BY_FILE) -m slow --timeout 1500 $(addprefix --ignore ,tests/lease $(UNTIMED))
 
 test-slow-untimed: fetch
-	$(PYTEST) -n 3 --dist loadgroup -m slow --timeout 1500 $(UNTIMED)
+	$(PYTEST) -n 3 $(BY_FILE) -m slow --timeout 1500 $(UNTIMED)
 	$(PYTEST) -n 3 -m "hypothesis and not slow" --hypothesis-profile thorough --timeout 600
 
 # A genuine SGLang on CPU: about two minutes to install once (into .real/).

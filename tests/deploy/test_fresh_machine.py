@@ -15,7 +15,7 @@ from tests.deploy import chroot
 from tests.deploy.parts import ROOT
 from tests.deploy.test_image import CACHE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("debian")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 MOUNTED = (
     "mount -t proc proc proc && mount --bind /dev dev && exec {chroot} . /bin/sh -ec '{script}'"

@@ -17,11 +17,7 @@ import pytest
 from tests.deploy import chroot, parts
 from tests.deploy.parts import ROOT
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1200),
-    pytest.mark.xdist_group("image"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CACHE = ROOT / ".real" / "debian"
 """Beside the other large things that tests install; `make clean` removes it."""

@@ -61,7 +61,6 @@ def admitperf(program):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("admitperf")  # it is installed once
 def test_admitperf_reports_on_our_logs(admitperf, logs):
     code, said = admitperf("report", logs / "kvgate" / "r0.jsonl", "--check")
     assert (code, "LIVE" in said) == (0, True), said
@@ -73,7 +72,6 @@ def test_admitperf_reports_on_our_logs(admitperf, logs):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("admitperf")  # it is installed once
 def test_admitperf_compares_our_logs(admitperf, logs):
     code, said = admitperf("compare", logs / "none", logs / "kvgate", "--check")
     assert code == 0, said

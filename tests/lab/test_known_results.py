@@ -4,11 +4,7 @@ import pytest
 
 from gateway.lab.evaluate import evaluate
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("laboratory"),  # they share what it ran
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SEEDS = 3
 

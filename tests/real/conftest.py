@@ -132,7 +132,9 @@ def _of_other_tests(written: Path) -> list[str]:
     if not written.exists():
         return []
     ours = {line.partition(": ")[0] for line in _lines}
-    return [line for line in written.read_text().splitlines() if line.partition(": ")[0] not in ours]
+    return [
+        line for line in written.read_text().splitlines() if line.partition(": ")[0] not in ours
+    ]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -44,7 +44,8 @@ EXPOSED: Final = (
         "x-kvgate-clamped-from",
         "x-kvgate-queue-ms",
     ),
-    *("x-kvgate-backend", "x-kvgate-trimmed", "x-kvgate-count-method", "x-kvgate-error-source"),
+    *("x-kvgate-backend", "x-kvgate-trimmed", "x-kvgate-tools-left-out", "x-kvgate-count-method"),
+    "x-kvgate-error-source",
 )
 """Headers that a page may read: what README tells clients of, and what their SDKs look at. By name: "*"
 is not understood by every browser."""

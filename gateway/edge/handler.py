@@ -176,12 +176,13 @@ class DataPlane:
             return await self._let_through(trip, dialect, data, rule)
         self._retries.met(trip, name, data)
         ticket, work = await self._asked(trip, dialect, data, rule)
+        trip.record.tools_left_out = work.intent.tools_left_out
         self._retries.counted(trip, ticket)
         del data  # what waits is kept once, as it was read
         trip.record.door_ms = (self._gate.now() - trip.began) * 1000
         every_s = self._policy.queue.heartbeat_s
         if every_s is not None and work.intent.stream and work.intent.kind is not Kind.GENERATE:
-            trip.heart.set(every_s, trip.headers(), trip.id, self._places, work.intent.model)
+            trip.heart.set(every_s, trip.headers(), self._places, work.intent.model)
         trip.heart.beat()
         await self._lobby.still_there(ticket)
         lease = self._gate.admit(ticket, grace_s=limits.release_grace_s)

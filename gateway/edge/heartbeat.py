@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from gateway.edge import replies
+from gateway.edge.failed import About
 from gateway.tasks import spawn
+from gateway.upstream.answer import error_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.edge.pieces import Pieces
     from gateway.edge.voices import Voice
     from gateway.gate import Gate
+    from gateway.upstream.sse import SseTap
 
 PLACES_S = 1.0
 """How old the places told may be, seconds: thousands that wait do not each count the whole queue."""
@@ -50,9 +53,12 @@ class Places:
 class Heart:
     """The beats of one request. Without `set`, it has none and changes nothing."""
 
-    def __init__(self, request: web.BaseRequest, voice: Voice) -> None:
+    def __init__(self, request: web.BaseRequest, voice: Voice, ident: RequestId) -> None:
         self._request = request
         self._voice = voice
+        self._ident = ident
+        self._model = ""
+        self._tap: SseTap | None = None  # of the stream that the client gets as it comes
         self._every_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None  # of the next beat
         self._task: asyncio.Task[None] | None = None  # in which one is written
@@ -68,12 +74,11 @@ class Heart:
         self,
         every_s: float,
         headers: Mapping[str, str],
-        ident: RequestId,
         places: Places,
         model: str | None,
     ) -> None:
         """From now on it may beat. `headers` are what is known before the grant."""
-        self._every_s, self._waiting, self._ident, self._places = every_s, headers, ident, places
+        self._every_s, self._waiting, self._places = every_s, headers, places
         self._model = model or ""
 
     def beat(self) -> None:
@@ -160,9 +165,29 @@ class Heart:
             return out
         body = answer.body if isinstance(answer, web.Response) else None
         error = replies.error_in(body if isinstance(body, bytes) else b"", answer.status)
-        await out.write(self._voice.event(error, answer.status))
+        await out.write(self.error(replies.without_headers(error, answer.headers), answer.status))
         await out.write_eof()
         return out
+
+    def carries(self, tap: SseTap) -> None:
+        """What the stream is filled with from now on."""
+        self._tap = tap
+
+    def error(self, error: dict[str, Any], status: int) -> bytes:
+        """An error in the stream that is open, apart from half an event that may stand before it."""
+        gap = b"" if self._tap is None else self._tap.gap()
+        return gap + self._voice.event(error, status, self._about)
+
+    def after(self, tap: SseTap) -> bytes:
+        """What is missing behind an error that the engine told in its stream; mostly nothing."""
+        if (error := tap.error) is None or tap.finish_reasons:
+            return b""
+        last = self._voice.after(error, error_status(error), self._about)
+        return tap.gap() + last if last else b""
+
+    @property
+    def _about(self) -> About:
+        return About(self._ident, self._model, self._tap)
 
     def hang_up(self) -> None:
         """End the connection now, whatever is under way on it."""

@@ -147,6 +147,8 @@ class Relay:
     async def _stream(self, reply: Reply, data: bytes) -> web.StreamResponse:
         out = await self._open(reply, streamed=True)
         tap = SseTap(self._dialect, strip_usage=self._intent.strip_usage)
+        if self._teller is None:  # what is told anew is told in whole lines
+            self._trip.heart.carries(tap)
         pieces = Pieces(
             tap,
             reply,
@@ -172,11 +174,12 @@ class Relay:
                 await self._write(out, rest)
         except UpstreamError as error:
             self._learn(tap, reply)
-            await self._break(out, error, tap)
+            await self._break(out, error)
         self._engine_is_done(tap, reply)
-        if not self._complete(tap):
-            # The server closed in good order, but the mark of a complete answer never came.
-            await self._write(out, self._in_band(_INCOMPLETE, tap))
+        # Else the server closed in good order, but the mark of a complete answer never came.
+        last = self._trip.heart.after(tap) if self._complete(tap) else self._in_band(_INCOMPLETE)
+        if last:
+            await self._write(out, last)
         await out.write_eof()
         return out
 
@@ -221,11 +224,11 @@ class Relay:
     def _shape_is_stream(self, reply: Reply) -> bool:
         return reply.status == OK and reply.is_events
 
-    async def _break(self, out: web.StreamResponse, error: UpstreamError, tap: SseTap) -> None:
+    async def _break(self, out: web.StreamResponse, error: UpstreamError) -> None:
         """The server broke mid-stream: say so, end, and let the lease know it was not the engine."""
         fault = replies.Fault(502, "upstream_error", f"the answer broke off: {error}")
         self._trip.ended(Outcome.FAILED, str(error))
-        await self._write(out, self._in_band(fault, tap))
+        await self._write(out, self._in_band(fault))
         await out.write_eof()
         raise BrokenAnswer(error, out) from error
 
@@ -299,9 +302,8 @@ class Relay:
 
     # ---- shared ----------------------------------------------------------------------------------
 
-    def _in_band(self, fault: replies.Fault, tap: SseTap) -> bytes:
-        gap = tap.gap() if self._teller is None else b""  # what is told anew is told in whole lines
-        return gap + self._trip.voice.event(replies.error_object(fault), fault.status)
+    def _in_band(self, fault: replies.Fault) -> bytes:
+        return self._trip.heart.error(replies.error_object(fault), fault.status)
 
     async def _open(self, reply: Reply, *, streamed: bool) -> web.StreamResponse:
         out = web.StreamResponse(status=reply.status, reason=reply.reason or None)

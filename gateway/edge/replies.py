@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from gateway.core.model import Code, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SOURCE = "x-kvgate-error-source"
 """Who said no: `gateway` or `upstream`. Without it a 503 of ours and one of the engine's look
@@ -69,6 +72,9 @@ STATUS: Final = {
 }
 """The HTTP status of each refusal. 429: there is capacity and others have it. 503: there is none."""
 
+AFTER: Final = "after the time in Retry-After"
+"""When to come back, where that is told in a header."""
+
 ADVICE: Final = {
     Code.CONTEXT_LENGTH_EXCEEDED: (
         "Shorten the prompt, ask for less output, or use a server with a larger pool."
@@ -81,15 +87,13 @@ ADVICE: Final = {
     Code.NOT_FOUND: "Only the inference routes of this API pass the gate.",
     Code.BODY_TOO_LARGE: "Send a smaller body; images take most of it.",
     Code.CLIENT_LIMIT: "Wait for your own requests to finish, then try again.",
-    Code.QUOTA_EXCEEDED: "Try again after the time in Retry-After, or ask the operator for more.",
-    Code.COOLING_DOWN: (
-        "Look at the errors those requests got, and try again after the time in Retry-After."
-    ),
-    Code.QUEUE_FULL: "Try again after the time in Retry-After.",
-    Code.QUEUE_TIMEOUT: "Try again after the time in Retry-After.",
+    Code.QUOTA_EXCEEDED: f"Try again {AFTER}, or ask the operator for more.",
+    Code.COOLING_DOWN: (f"Look at the errors those requests got, and try again {AFTER}."),
+    Code.QUEUE_FULL: f"Try again {AFTER}.",
+    Code.QUEUE_TIMEOUT: f"Try again {AFTER}.",
     Code.DEADLINE_UNREACHABLE: "Try again later, or allow more time.",
     Code.QUARANTINED: "This very request was in flight when the server died twice; change it.",
-    Code.NO_BACKEND: "The server is starting or down; try again after the time in Retry-After.",
+    Code.NO_BACKEND: f"The server is starting or down; try again {AFTER}.",
     Code.DRAINING: "Try again; another gate, or its next start, may answer.",
 }
 """What the client can do about each refusal."""
@@ -127,6 +131,18 @@ def refused(refusal: Refusal, *, param: str | None = None, status: int | None = 
     elif status != 401:
         headers["x-should-retry"] = "false"
     return Answer(status, error, headers)
+
+
+def without_headers(error: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    """An error object for a stream that is open: what its headers would tell of time is told in it. The words
+    are those that clients look for where they find no header (Codex: "try again in 5 s")."""
+    seconds = headers.get("retry-after", "")
+    if not (seconds.isascii() and seconds.isdecimal()):
+        return error
+    told = {**error, "retry_after_s": int(seconds)}
+    if isinstance(message := error.get("message"), str):
+        told["message"] = message.replace(AFTER, f"in {seconds} s")
+    return told
 
 
 def retry_after(refusal: Refusal) -> int:

@@ -111,7 +111,7 @@ class Retries:
         if self._budgets is None or one is None or refusal.code not in COUNTED:
             return refusal
         if trip.heart.is_open:
-            return refusal  # told in a stream, where there is no Retry-After: nobody comes early
+            return refusal  # told in a stream: few look for a time there, and who does not is not early
         self.rest(trip)
         client, again = trip.record.client, one.again
         opened = crowd.opened(self._gate.core.books) if one.opened is None else one.opened

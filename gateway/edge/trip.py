@@ -82,7 +82,7 @@ class Trip:
         if retry.isascii() and retry.isdigit() and len(retry) < 4:
             self.record.client_retry = int(retry)
         self.voice = dialect.voice
-        self.heart = Heart(request, self.voice)
+        self.heart = Heart(request, self.voice, self.id)
         self.began = now
         self.read = False  # its body is here
         self.tried: Try | None = None  # until it is admitted: see `retries`
@@ -294,6 +294,8 @@ class Trip:
             told["x-kvgate-trimmed"] = (
                 f"turns={record.trimmed_turns} tokens={record.trimmed_tokens}"
             )
+        if record.tools_left_out is not None:
+            told["x-kvgate-tools-left-out"] = record.tools_left_out
         if record.queue_ms is not None:
             told["x-kvgate-queue-ms"] = f"{record.queue_ms:.0f}"
         if record.backend is not None:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
 
-from gateway.edge import replies
+from gateway.edge import failed, replies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gateway.edge.failed import About
     from gateway.edge.replies import Answer
 
 Error = dict[str, Any]
@@ -39,9 +40,13 @@ class Voice(Protocol):
         """Status and body for an error of the engine that came where an answer was to begin."""
         ...
 
-    def event(self, error: Error, status: int) -> bytes:
+    def event(self, error: Error, status: int, about: About) -> bytes:
         """An error after the headers are out. The stream ends after it, without the mark of a
         complete answer: SDKs raise on it, and nothing pretends that the answer was complete."""
+        ...
+
+    def after(self, error: Error, status: int, about: About) -> bytes:
+        """What is missing behind an error that the engine told inside its stream: mostly nothing."""
         ...
 
     def beat(self, place: int | None, model: str) -> bytes:
@@ -63,9 +68,13 @@ class OpenAi:
         """See `Voice.upstream`."""
         return status, orjson.dumps({"error": {"code": status, **error}})
 
-    def event(self, error: Error, status: int) -> bytes:  # noqa: ARG002 - the object tells it
+    def event(self, error: Error, status: int, about: About) -> bytes:  # noqa: ARG002 - the object tells it
         """See `Voice.event`."""
         return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+
+    def after(self, error: Error, status: int, about: About) -> bytes:  # noqa: ARG002 - there is nothing
+        """See `Voice.after`."""
+        return b""
 
     def beat(self, place: int | None, model: str) -> bytes:  # noqa: ARG002 - a place says enough
         """See `Voice.beat`: a comment."""
@@ -75,22 +84,15 @@ class OpenAi:
 
 
 class Responses(OpenAi):
-    """OpenAI's responses: an error in a stream is an event with a type of its own.
+    """OpenAI's responses: an error in a stream has a type of its own, and so has the end that it makes."""
 
-    The specification has `code` and `message` beside the type; the Python SDK raises on an `error`
-    object (2.6-3.57). Both are there.
-    """
-
-    def event(self, error: Error, status: int) -> bytes:  # noqa: ARG002 - the object tells it
+    def event(self, error: Error, status: int, about: About) -> bytes:
         """See `Voice.event`."""
-        told = {
-            "type": "error",
-            "code": error.get("code"),
-            "message": error.get("message"),
-            "param": error.get("param"),
-            "error": error,
-        }
-        return b"event: error\ndata: " + orjson.dumps(told) + b"\n\n"
+        return failed.both(error, status, about)
+
+    def after(self, error: Error, status: int, about: About) -> bytes:
+        """See `Voice.after`."""
+        return failed.last(error, status, about)
 
 
 KINDS: Final = {
@@ -126,9 +128,13 @@ class Anthropic:
         status = OVERLOADED if status == 503 else status
         return status, orjson.dumps(_anthropic(error, status))
 
-    def event(self, error: Error, status: int) -> bytes:
+    def event(self, error: Error, status: int, about: About) -> bytes:  # noqa: ARG002 - the type tells it
         """See `Voice.event`."""
         return b"event: error\ndata: " + self.upstream(error, status)[1] + b"\n\n"
+
+    def after(self, error: Error, status: int, about: About) -> bytes:  # noqa: ARG002 - there is nothing
+        """See `Voice.after`."""
+        return b""
 
     def beat(self, place: int | None, model: str) -> bytes:  # noqa: ARG002 - its ping carries nothing
         """See `Voice.beat`: the ping that Anthropic's own streams have."""
@@ -163,9 +169,13 @@ class Ollama:
         """See `Voice.upstream`. What stands beside the text is for those who look for it."""
         return status, orjson.dumps(_ollama(error, status))
 
-    def event(self, error: Error, status: int) -> bytes:
-        """See `Voice.event`."""
+    def event(self, error: Error, status: int, about: About | None = None) -> bytes:  # noqa: ARG002
+        """See `Voice.event`. A line names no answer."""
         return self.upstream(error, status)[1] + b"\n"
+
+    def after(self, error: Error, status: int, about: About) -> bytes:  # noqa: ARG002 - there is nothing
+        """See `Voice.after`."""
+        return b""
 
     def beat(self, place: int | None, model: str) -> bytes:  # noqa: ARG002 - no place in the answer's text
         """See `Voice.beat`."""

@@ -58,6 +58,9 @@ class Record:
     count_method: str | None = None  # how they were counted
     trimmed_turns: int | None = None  # left out by `overflow: trim`; their results of tools apart
     trimmed_tokens: int | None = None  # by so much was the prompt longer as it came
+    tools_left_out: str | None = (
+        None  # that the client listed and the server did not get: kind=number
+    )
     cap_asked: int | None = None
     cap_forwarded: int | None = None
     cap_source: CapSource | None = None

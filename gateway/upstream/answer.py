@@ -39,6 +39,9 @@ LONGEST_PAUSE_S = 10.0
 _MESSAGE_EVENTS = frozenset({"message_start", "message_delta", "message"})
 _OVER = frozenset({"completed", "incomplete", "failed"})
 _RESPONSE_ENDS = frozenset(f"response.{end}" for end in _OVER)
+_CREATED, _FAILED = "response.created", "response.failed"
+_NUMBERS = 1 << 53
+"""What every reader of JSON can count to."""
 
 
 @dataclass(slots=True)
@@ -54,6 +57,9 @@ class Facts:
     cached_tokens: int | None = None
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice index
     error: dict[str, Any] | None = field(default=None, repr=False)
+    opening: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Responses only: what their stream says of the answer as it begins, but for lists and objects."""
+    numbered: int = -1  # responses only: the number of the last event
     generated: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
     """/generate only: the last counts of each sequence."""
 
@@ -156,9 +162,15 @@ class Facts:
     def _absorb_response(self, item: dict[str, Any]) -> None:
         """An event of a responses stream, or the whole response."""
         kind = type_of(item)
+        if (number := _count(item.get("sequence_number"))) is not None and number < _NUMBERS:
+            self.numbered = number
         if kind.endswith(".delta"):
             self.tokens += 1
             return
+        if kind == _CREATED and isinstance(begun := item.get("response"), dict):
+            self.opening = {key: value for key, value in begun.items() if _is_plain(value)}
+        elif kind == _FAILED:
+            self.finish_reasons[0] = "failed"
         response = item.get("response") if kind in _RESPONSE_ENDS else item
         if not isinstance(response, dict) or not (response is not item or "type" not in item):
             return
@@ -225,7 +237,7 @@ def error_in(item: dict[str, Any]) -> dict[str, Any] | None:
         return {"message": error}
     if item.get("type") == "error" and "message" in item:  # OpenAI's responses
         return {"message": item["message"], "code": item.get("code"), "type": "server_error"}
-    if item.get("type") == "response.failed":
+    if item.get("type") == _FAILED:
         response = item.get("response")
         told = response.get("error") if isinstance(response, dict) else None
         said = told if isinstance(told, dict) else {"message": "The server failed."}
@@ -287,6 +299,10 @@ def _bears_content(choice: dict[str, Any]) -> bool:
 
 def _named(value: object, kind: str) -> bool:
     return isinstance(value, dict) and value.get("type") == kind
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
 
 
 def _count(value: object) -> int | None:

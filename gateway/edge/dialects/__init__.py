@@ -97,6 +97,7 @@ class Intent:
     compile_s: float = 0.0  # that its grammars likely take to compile, of one core
     instead: Instead | None = None  # None: the engine is asked in the client's own words
     known: bytes | None = None  # the answer, where none is to be generated
+    tools_left_out: str | None = None  # which are not sent on, by kind and number, in words of ours
 
     def put(self, body: Body) -> Body:
         """The body that is counted and written: `body`, unless the engine is asked another one."""

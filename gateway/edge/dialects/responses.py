@@ -10,6 +10,8 @@ of the web); the engine shows these to none but a few models, and a request is n
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from gateway.edge import voices
@@ -24,6 +26,24 @@ OURS = ("function", "custom")
 """The kinds of tools that the client runs itself, and that are counted. The second takes a text: to the model
 it is a function with one argument (0.5.23), or nothing (0.5.17)."""
 
+KINDS = frozenset(
+    {
+        *(
+            "apply_patch",
+            "code_interpreter",
+            "computer",
+            "computer_use_preview",
+            "file_search",
+            "image_generation",
+        ),
+        *("local_shell", "mcp", "namespace", "programmatic_tool_calling", "shell", "tool_search"),
+        *("web_search", "web_search_preview"),
+    }
+)
+"""Kinds of tools of others, as openai-python 3.57 lists them (less the dates at their ends). A client may send any
+word, so what is told of those left out is one of these, or OTHER."""
+OTHER = "other"
+
 LEAST = 3
 """The engine takes two tokens off this cap (0.5.6-0.5.17), and refuses what is then negative."""
 
@@ -36,6 +56,8 @@ TOLD_FROM = (0, 5, 23)
 UNTOLD = frozenset({"none", "xhigh", "max"})
 """Efforts that the engine takes, but cannot name where its stream repeats what was asked: the stream ends
 before its first event (0.5.17). 0.5.6 says 400 itself."""
+_DATED = re.compile(r"[a-z_]+?(?=(?:_\d{4}_\d{2}_\d{2})?\Z)")
+"""A kind without its version (`web_search_2025_08_26`)."""
 STRIPPED = ("request_id", "session_id", "data_parallel_rank")
 
 
@@ -56,7 +78,7 @@ class Responses:
                 raise Invalid(msg, field)
         if not body.get("input"):
             raise Invalid("input is missing", "input")
-        _check_tools(body.get("tools"))
+        left_out = _check_tools(body.get("tools"))
         compile_s = grammars.check_tools(body) + grammars.check_within(body, "text")
         hazards.check_top(body.get("top_logprobs"), "top_logprobs")
         hazards.check_numbers(body)
@@ -73,6 +95,7 @@ class Responses:
             stream=guard.flag(body.get("stream"), "stream"),
             model=guard.name(body.get("model")),
             compile_s=compile_s,
+            tools_left_out=left_out,
         )
 
     def write(self, body: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -> bytes:
@@ -102,10 +125,11 @@ def _effort(body: Body) -> str | None:
     return effort if isinstance(effort, str) else None
 
 
-def _check_tools(tools: object) -> None:
-    """Whoever lists only tools that would be left out wants just these, and is told. Raises Invalid."""
+def _check_tools(tools: object) -> str | None:
+    """Which of them will be left out, if any. Whoever lists only such wants just these, and is told.
+    Raises Invalid."""
     if tools is None:
-        return
+        return None
     if not isinstance(tools, list):
         raise Invalid("tools must be a list", "tools")
     for tool in tools:
@@ -117,3 +141,9 @@ def _check_tools(tools: object) -> None:
             "itself, without a cap, or not at all"
         )
         raise Invalid(msg, "tools")
+    kinds = Counter(_kind(tool["type"]) for tool in tools if tool["type"] not in OURS)
+    return " ".join(f"{kind}={kinds[kind]}" for kind in sorted(kinds)) or None
+
+
+def _kind(word: str) -> str:
+    return found[0] if (found := _DATED.match(word)) and found[0] in KINDS else OTHER

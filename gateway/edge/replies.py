@@ -140,8 +140,9 @@ def without_headers(error: dict[str, Any], headers: Mapping[str, str]) -> dict[s
     if not (seconds.isascii() and seconds.isdecimal()):
         return error
     told = {**error, "retry_after_s": int(seconds)}
-    if isinstance(message := error.get("message"), str):
-        told["message"] = message.replace(AFTER, f"in {seconds} s")
+    for name in ("message", "error"):  # the second is Ollama's
+        if isinstance(words := error.get(name), str):
+            told[name] = words.replace(AFTER, f"in {seconds} s")
     return told
 
 

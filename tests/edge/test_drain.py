@@ -43,6 +43,9 @@ async def test_a_stream_that_is_cut_ends_with_an_error_in_its_dialect(start, pat
         assert got.status == 200
         assert b"[DONE]" not in got.body
         *begun, last = [event for event in got.body.split(b"\n\n") if event]
+        if path == RESPONSES:
+            assert last.startswith(b"event: response.failed\n")
+            *begun, last = begun
         assert begun, "what it had had stays"
         data = json.loads(last.rpartition(b"data: ")[2])
         assert data["error"]["code"] == "draining"

@@ -151,8 +151,9 @@ async def test_a_stream_that_breaks_raises_in_the_client(rig, client) -> None:
 async def test_a_stream_without_its_last_event_is_told_to_be_incomplete(rig) -> None:
     rig.engine.queue.append(Behaviour(tokens=5, close_at=2))
     got = await rig.post(RESPONSES, {"input": "a", "max_output_tokens": 5, "stream": True})
-    name, event = told(got.body)[-1]
+    *_, (name, event), (end, _) = told(got.body)
     assert (name, event["type"], event["code"]) == ("error", "error", "upstream_error")
+    assert end == "response.failed"
 
 
 async def test_a_long_last_event_is_still_the_end(rig) -> None:
@@ -168,8 +169,8 @@ async def test_one_that_waits_gets_comments_and_then_its_error_as_an_event(start
     async with start(policy) as rig, Busy(rig):
         got = await rig.post(RESPONSES, {"input": "a", "max_output_tokens": 5, "stream": True})
         assert got.body.startswith(b": waiting, position 1\n\n")
-        ((name, event),) = told(got.body)
-        assert (name, event["code"]) == ("error", "queue_timeout")
+        (name, event), (end, _) = told(got.body)
+        assert (name, event["code"], end) == ("error", "queue_timeout", "response.failed")
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,69 @@ async def test_of_an_agent_s_tools_those_go_on_that_it_runs_itself(rig, stream: 
     assert fewer.headers["x-kvgate-prompt-tokens"] == got.headers["x-kvgate-prompt-tokens"]
 
 
+LEFT_OUT = "local_shell=1 namespace=1 web_search=1"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_which_tools_were_left_out_is_told(rig, stream: bool) -> None:
+    body = {"input": "a", "max_output_tokens": 5, "stream": stream}
+    got = await rig.post(RESPONSES, {**body, "tools": CODEX})
+    assert got.headers["x-kvgate-tools-left-out"] == LEFT_OUT
+    assert rig.records[0]["tools_left_out"] == LEFT_OUT
+    for tools in ({"tools": [TOOL, TAKES_TEXT]}, {"tools": []}, {"tools": None}, {}):
+        got = await rig.post(RESPONSES, {**body, **tools})
+        assert got.status == 200
+        assert "x-kvgate-tools-left-out" not in got.headers
+        assert rig.records[0]["tools_left_out"] is None
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"),
+    [
+        (["mcp", "shell", "mcp"], "mcp=2 shell=1"),
+        (
+            ["web_search_2025_08_26", "web_search", "web_search_preview"],
+            "web_search=2 web_search_preview=1",
+        ),
+        (
+            ["sk-secret", "", "Web_Search", "web_search_2025", "mcp ", "mcp\r\nx: y", "é" * 900],
+            "other=7",
+        ),
+    ],
+)
+async def test_of_a_client_s_words_only_known_ones_are_told(
+    rig, capsys, kinds: list[str], told: str
+) -> None:
+    """They come into log, record and header."""
+    tools = [TOOL, *({"type": kind} for kind in kinds)]
+    got = await rig.post(RESPONSES, {"input": "a", "max_output_tokens": 5, "tools": tools})
+    assert got.status == 200
+    assert got.headers["x-kvgate-tools-left-out"] == told
+    assert rig.records[0]["tools_left_out"] == told
+    line = next(one for one in reversed(capsys.readouterr().out.splitlines()) if "request" in one)
+    assert f"tools_left_out='{told}'" in line or f"tools_left_out={told}" in line
+    assert "secret" not in line
+
+
+async def test_of_one_that_waits_it_is_told_with_the_first_sign_of_life(start) -> None:
+    body = {"input": "a", "max_output_tokens": 5, "stream": True, "tools": CODEX}
+    policy = {"queue": {"heartbeat_s": 0.02, "max_wait_s": 0.1}}
+    async with start(policy) as rig, Busy(rig):
+        got = await rig.post(RESPONSES, body)
+        assert got.body.startswith(b": waiting")
+        assert got.headers["x-kvgate-tools-left-out"] == LEFT_OUT
+
+
+@pytest.mark.parametrize("admission", ["off", "shadow"])
+async def test_what_passes_as_it_came_is_told_of_nothing(start, admission: str) -> None:
+    async with start({"admission": admission}) as rig:
+        got = await rig.post(RESPONSES, {"input": "a", "max_output_tokens": 5, "tools": CODEX})
+        assert rig.engine.seen[0].body["tools"] == CODEX
+        assert "x-kvgate-tools-left-out" not in got.headers
+        await rig.until(lambda: rig.records)
+        assert rig.records[0]["tools_left_out"] is None
+
+
 async def test_packed_thoughts_that_burst_are_refused(rig) -> None:
     """How they are counted: tests/tokens/test_requests.py."""
 

@@ -28,6 +28,7 @@ PYTHON = (
     "ollama==0.6.3",
 )
 AGENTS = ("opencode-ai@1.18.33",)
+CODEX = ("@openai/codex@0.171.0",)
 NODE = ("openai@7.25.0", "@anthropic-ai/sdk@0.122.0", "ollama@0.6.4")
 
 
@@ -82,6 +83,13 @@ def agents() -> None:
         packages("agents", AGENTS)
 
 
+def codex() -> Path:
+    """Codex's binary, installed where it is not: 420 MB."""
+    with alone():
+        packages("codex", CODEX)
+    return next((home() / "codex" / "node_modules" / "@openai").glob("codex-*/vendor/*/bin/codex"))
+
+
 def packages(part: str, names: tuple[str, ...]) -> None:
     """A node_modules of these, where there is npm."""
     npm = shutil.which("npm")
@@ -98,3 +106,4 @@ def packages(part: str, names: tuple[str, ...]) -> None:
 if __name__ == "__main__":
     sdks()
     agents()
+    codex()

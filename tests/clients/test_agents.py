@@ -133,6 +133,27 @@ async def mini(folder: Path, home: Path, url: str, words: str) -> tuple[int, str
     return await run(folder, home, env, program, *flags, "-t", words)
 
 
+async def codex(folder: Path, home: Path, url: str, words: str) -> list[dict[str, Any]]:
+    """What Codex tells of a run without anybody at the keyboard; it comes back once to a stream that failed."""
+    for one in (folder, home):
+        one.mkdir()
+    policy = {"base_url": url + "/v1", "wire_api": "responses", "name": "gate"}
+    policy |= {"stream_max_retries": 1, "request_max_retries": 0}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in policy.items()]
+    head = ['model = "tiny"', 'model_provider = "gate"', "[model_providers.gate]"]
+    (home / "config.toml").write_text("\n".join([*head, *lines]))
+    command = (str(install.codex()), "exec", "--skip-git-repo-check", "--json", words)
+    _, out = await run(folder, home, {"CODEX_HOME": str(home)}, *command)
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def said(events: list[dict[str, Any]]) -> list[str]:
+    """What Codex said of errors, and in the end."""
+    errors = [one["message"] for one in events if one["type"] == "error"]
+    failed = [one["error"]["message"] for one in events if one["type"] == "turn.failed"]
+    return errors + failed
+
+
 async def run(folder: Path, home: Path, more: dict[str, str], *command: str) -> tuple[int, str]:
     """An agent with nothing of this machine's own about it, and no way to the net."""
     home.mkdir(exist_ok=True)
@@ -201,3 +222,64 @@ async def test_an_agent_that_never_sends_a_cap_gets_one_with_every_request(tmp_p
         assert {one.body["max_tokens"] for one in seen} == {one["cap_forwarded"] for one in records}
         assert all(8_192 <= one["cap_forwarded"] <= 16_384 for one in records)
         assert {one["outcome"] for one in records} == {"completed"}
+
+
+BROKE = "The answer broke off: The connection broke in the middle of the answer."
+FAILURES = {
+    "the server breaks": (Behaviour(tokens=5, reset_at=2), BROKE, 2),
+    "the engine breaks": (
+        Behaviour(tokens=5, error=(500, "It broke."), error_at=2),
+        "It broke.",
+        2,
+    ),
+    "the engine refuses": (
+        Behaviour(tokens=5, error=(400, "It is bad."), error_at=2),
+        "It is bad.",
+        1,
+    ),
+}
+"""How a stream fails, what Codex is to say, and how often it is to ask."""
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+@pytest.mark.parametrize("how", FAILURES)
+async def test_codex_says_why_a_stream_failed(tmp_path: Path, how: str) -> None:
+    behaviour, words, times = FAILURES[how]
+    async with running(tmp_path, pool=65_536, context=65_536) as rig:
+        rig.engine.default = behaviour
+        url = rig.app.listen_url
+        told = said(await codex(tmp_path / "project", tmp_path / "home", url, "Say hello."))
+        assert told, "it failed"
+        assert all(words in one for one in told), told
+        assert len(rig.records) == times
+        assert {one["outcome"] for one in rig.records} == {"failed"}
+        assert {one["tools_left_out"] for one in rig.records} == {"namespace=1 web_search=1"}
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+async def test_codex_waits_as_long_as_it_is_told_in_a_stream(tmp_path: Path) -> None:
+    """Its first try waits in vain behind another request of its client's; its second one is let in."""
+    queue = {"heartbeat_s": 0.02, "max_wait_s": 0.2}
+    policy = {"queue": queue, "clients": [{"name": "anyone", "max_inflight": 1}]}
+    async with running(tmp_path, policy, pool=65_536, context=65_536) as rig:
+        leave = asyncio.Event()
+        rig.engine.queue.append(Behaviour(tokens=2, hold=leave, hold_at=1))
+        before = asyncio.ensure_future(rig.chat(max_tokens=5, stream=True))
+        await rig.engine.arrived()
+        loop = asyncio.get_running_loop()
+        url = rig.app.listen_url
+        asked = asyncio.ensure_future(
+            codex(tmp_path / "project", tmp_path / "home", url, "Say hello.")
+        )
+        await rig.until(lambda: rig.records, 60)
+        refused, at = rig.records[0], loop.time()
+        leave.set()
+        await before
+        events = await asked
+        took = loop.time() - at
+        assert refused["code"] == "queue_timeout"
+        assert any(
+            f"try again in {refused['retry_after_s']:.0f} s" in one.lower() for one in said(events)
+        )
+        assert events[-1]["type"] == "turn.completed"
+        assert took > refused["retry_after_s"] - 1, "not at once, as after a stream that broke off"

@@ -70,7 +70,11 @@ async def run(*command: str) -> Any:
 
 
 def program(name: str, app: App) -> tuple[str, str, str]:
-    return str(install.python()), str(PROGRAMS / name), app.listen_url
+    return *program_at(name), app.listen_url
+
+
+def program_at(name: str) -> tuple[str, str]:
+    return str(install.python()), str(PROGRAMS / name)
 
 
 @pytest.mark.usefixtures("clients")
@@ -212,6 +216,24 @@ async def test_ollama_s_embeddings(tmp_path: Path) -> None:
         if shutil.which("node") is not None:
             saw = await run("node", node_program(), rig.app.listen_url, "embed")
             assert saw == {"many": [VECTOR] * 2, "tokens": 4, "old": VECTOR}
+
+
+@pytest.mark.usefixtures("clients")
+async def test_a_stream_that_breaks_off_raises_with_our_code_and_words(tmp_path: Path) -> None:
+    programs = [[*program_at("use_broken.py")]]
+    if shutil.which("node") is not None:
+        programs.append(["node", node_program()])
+    async with running(tmp_path) as rig:
+        rig.engine.default = Behaviour(tokens=5, reset_at=2)
+        for command in programs:
+            saw = await run(*command, rig.app.listen_url, "broken")
+            assert len(saw) == 6
+            for name, (code, words) in saw.items():
+                assert code == "upstream_error", name
+                assert words.endswith(
+                    "The answer broke off: The connection broke in the middle of the answer."
+                ), name
+            assert len(rig.records) % len(saw) == 0, "none of them asked twice"
 
 
 def node_program() -> str:

@@ -14,6 +14,36 @@ if (process.argv[3] === "embed") {
   process.exit();
 }
 
+if (process.argv[3] === "broken") {
+  const of_openai = new OpenAI({ baseURL: url + "/v1", apiKey: "sk-any", maxRetries: 0 });
+  const of_anthropic = new Anthropic({ baseURL: url, apiKey: "sk-any", maxRetries: 0 });
+  const of_ollama = new Ollama({ host: url });
+  const raised = async (ask) => {
+    try {
+      for await (const _ of await ask());
+    } catch (error) {
+      return error;
+    }
+  };
+  const stream = true;
+  const chat = await raised(() => of_openai.chat.completions.create({ model: "tiny", messages, stream }));
+  const text = await raised(() => of_openai.completions.create({ model: "tiny", prompt: "The sea", stream }));
+  const response = await raised(() => of_openai.responses.create({ model: "tiny", input: "The sea", stream }));
+  const helped = await raised(() => of_openai.responses.stream({ model: "tiny", input: "The sea" }));
+  const told = (await raised(() => of_anthropic.messages.create({ model: "tiny", max_tokens: 8, messages, stream })))
+    .error.error;
+  const line = await raised(() => of_ollama.chat({ model: "tiny", messages, stream }));
+  console.log(JSON.stringify({
+    chat: [chat.code, chat.message],
+    completions: [text.code, text.message],
+    responses: [response.code, response.message],
+    "responses with help": [helped.code, helped.message],
+    messages: [told.code, told.message],
+    ollama: ["upstream_error", line.message],
+  }));
+  process.exit();
+}
+
 const openai = new OpenAI({ baseURL: url + "/v1", apiKey: "sk-any", maxRetries: 0 });
 const answer = await openai.chat.completions.create({ model: "tiny", messages, max_tokens: 8 });
 let pieces = 0;

@@ -164,6 +164,14 @@ async def test_an_error_that_the_engine_tells_is_followed_by_its_end(
     assert rig.records[0]["reason"] == "the engine ended it with an error"
 
 
+async def test_its_end_stands_apart_from_an_error_without_a_blank_line(rig) -> None:
+    part = b'data: {"error":{"message":"so it is","code":500}}'
+    rig.engine.queue.append(Behaviour(raw=HEAD + BEGUN + DELTA + part))
+    got = await rig.post(RESPONSES, ASK)
+    assert got.body.startswith(BEGUN + DELTA + part + b"\n\nevent: response.failed\n")
+    assert as_codex_reads(got.body) == ("server_error", "so it is")
+
+
 async def test_a_failure_that_the_engine_tells_itself_is_all_there_is(rig) -> None:
     error = {"code": "server_error", "message": "theirs"}
     end = event("response.failed", sequence_number=1, response={"id": "r7", "error": error})

@@ -136,8 +136,17 @@ async def test_which_tools_were_left_out_is_told(rig, stream: bool) -> None:
             "web_search=2 web_search_preview=1",
         ),
         (
-            ["sk-secret", "", "Web_Search", "web_search_2025", "mcp ", "mcp\r\nx: y", "é" * 900],
-            "other=7",
+            [
+                "sk-secret",
+                "a_secret",
+                "",
+                "Web_Search",
+                "web_search_2025",
+                "mcp ",
+                "mcp\r\nx: y",
+                "é" * 900,
+            ],
+            "other=8",
         ),
     ],
 )

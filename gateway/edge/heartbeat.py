@@ -169,8 +169,8 @@ class Heart:
         await out.write_eof()
         return out
 
-    def carries(self, tap: SseTap) -> None:
-        """What the stream is filled with from now on."""
+    def carries(self, tap: SseTap | None) -> None:
+        """What the stream is filled with from now on; None where it is told anew, in whole lines."""
         self._tap = tap
 
     def error(self, error: dict[str, Any], status: int) -> bytes:

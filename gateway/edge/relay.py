@@ -147,8 +147,7 @@ class Relay:
     async def _stream(self, reply: Reply, data: bytes) -> web.StreamResponse:
         out = await self._open(reply, streamed=True)
         tap = SseTap(self._dialect, strip_usage=self._intent.strip_usage)
-        if self._teller is None:  # what is told anew is told in whole lines
-            self._trip.heart.carries(tap)
+        self._trip.heart.carries(tap if self._teller is None else None)
         pieces = Pieces(
             tap,
             reply,

@@ -180,7 +180,7 @@ class Admission(Bounds):
             self._evict(ident, Code.DRAINING, GOING_DOWN, now, out)
             return out
         out.append(Queued(ident, len(self.books.waiting), held.entry.need))
-        self._judge_again(ident, now, out)
+        self._judge_again(held.entry, now, out)
         return out + self.advance(now)
 
     # ---- pools ---------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ class Admission(Bounds):
             before = known.ledger.limits
         known.ledger.resized(limits)
         out: list[Transition] = [Resized(pool, before, limits)]
-        for ident in list(self.books.waiting):
-            self._judge_again(ident, now, out)
+        for entry in self.books.in_line():
+            self._judge_again(entry, now, out)
         return out + self.advance(now)
 
     def set_open(self, pool: PoolId, now: float, *, is_open: bool) -> list[Transition]:
@@ -362,14 +362,13 @@ class Admission(Bounds):
             return {}, self._refusal(Code.NO_BACKEND, "no server is ready for this request")
         return demands, None
 
-    def _judge_again(self, ident: RequestId, now: float, out: list[Transition]) -> None:
+    def _judge_again(self, entry: Entry, now: float, out: list[Transition]) -> None:
         """Limits changed: what would a waiting request take now?"""
-        entry = self.books.entry(ident)
         ticket = entry.ticket
         lengths = self.books.lengths_of(ticket)
         demands, misfit = door.demands_of(ticket, self.books.pools, lengths)
         if misfit is not None:
-            self.books.dequeue(ident)
-            out.append(Refused(ident, door.never(misfit), now - entry.since))
+            self.books.dequeue(ticket.id)
+            out.append(Refused(ticket.id, door.never(misfit), now - entry.since))
             return
         self.books.price(entry, demands)

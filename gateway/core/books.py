@@ -150,6 +150,10 @@ class Books:
         """A waiting entry. Raises KeyError if it does not wait."""
         return next(e for e in self.waiting[ident].waiting if e.ticket.id == ident)
 
+    def in_line(self) -> list[Entry]:
+        """All that wait, client by client, each line in its order: one pass, however long the lines are."""
+        return [entry for flow in self.flows.values() for entry in flow.waiting]
+
     def price(self, entry: Entry, demands: dict[PoolId, Demand]) -> None:
         """A waiting entry's demands changed."""
         need = min((demand.kv for demand in demands.values()), default=entry.need)

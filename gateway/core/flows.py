@@ -185,7 +185,10 @@ class Flow:
         raise KeyError(ident)
 
     def change_lane(self, entry: Entry, demands: dict[PoolId, Demand]) -> None:
-        """A waiting entry may now run elsewhere."""
+        """A waiting entry may now run elsewhere. Its place is its own: where it may run as before, nothing moves."""
+        if tuple(demands) == tuple(entry.demands):
+            entry.demands = demands
+            return
         self._leave_lane(entry)
         entry.demands = demands
         _insert(self.lanes.setdefault(tuple(demands), deque()), entry)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import pytest
 
 from gateway.core.model import (
@@ -21,6 +24,9 @@ from gateway.core.model import (
 )
 from gateway.core.sums import LedgerError
 from tests.core.desk import GPU0, GPU1, Desk, rid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SMALL = PoolLimits(kv_tokens=1_000)
 
@@ -631,3 +637,36 @@ def test_of_two_pools_none_is_forgotten_while_one_is_needed() -> None:
     desk.finish("there")
     assert desk.waiting == ["waits"]
     assert not desk.core.remove([GPU1]), "somebody waits for it"
+
+
+# ---- long queues -------------------------------------------------------------------------------
+
+
+def calls_of(step: Callable[[], object]) -> int:
+    """How many functions of Python's a step calls: what it costs, on any machine."""
+    calls = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("clients", [1, 7])
+def test_limits_that_change_look_once_at_each_that_waits(clients: int) -> None:
+    """8,000 that waited held the loop for 7 s of processor time at each reload and each start of a server."""
+
+    def calls(many: int) -> int:
+        desk = Desk(QueueRule(max_requests=many), gpu0=SMALL)
+        for number in range(many):
+            desk.ask(str(number), 300, 300, client=f"c{number % clients}")
+        assert desk.core.view(desk.now).queue.requests >= many - 2
+        return calls_of(lambda: desk.core.resize(GPU0, SMALL, desk.now))
+
+    assert calls(800) < 6 * calls(200)

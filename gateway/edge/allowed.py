@@ -34,7 +34,7 @@ def check(asked: Intent, counted: Counted, limits: Limits) -> None:
     if counted.pixels > limits.image_pixels:
         msg = (
             f"the images have {counted.pixels:,} pixels in all; the most this gate allows is "
-            f"{limits.image_pixels:,}. Make them smaller: the model sees few of them"
+            f"{limits.image_pixels:,}. {_remedy(counted.unsized)}"
         )
         raise Invalid(msg)
     if not counted.prompts:
@@ -47,3 +47,12 @@ def check(asked: Intent, counted: Counted, limits: Limits) -> None:
             f"KV pool; it is allowed up to {HEAVY_TOKENS} tokens"
         )
         raise Invalid(msg, asked.heavy.partition(" ")[0])
+
+
+def _remedy(unsized: int) -> str:
+    if not unsized:
+        return "Make them smaller: the model sees few of them"
+    return (
+        f"{unsized} of them are of no size that is known here, and count as the largest there may be. Send them as "
+        "plain PNG, JPEG, GIF, WebP or BMP"
+    )

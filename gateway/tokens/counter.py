@@ -179,7 +179,7 @@ class Counter:
         fault = "" if late else why
         rough = request.rough
         return Counted(
-            whole, method, images, media_total, raw, basis, rough, lead, fault, late, pixels
+            whole, method, images, media_total, raw, basis, rough, lead, fault, late, *pixels
         )
 
     def segments(self, kind: Kind, body: Mapping[str, Any]) -> list[tuple[str, int]]:

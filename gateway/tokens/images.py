@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gateway.tokens.model import CountRefused
 from gateway.tokens.sizes import size_of_source
@@ -109,22 +109,28 @@ and unpacks it before it is made smaller, as all do (0.5.6-0.5.23): 179 million 
 5 s and 868 MiB of main memory."""
 
 
-def pixels_of(request: Request) -> int:
-    """Of all images that are in the body; one of a format that is not known here counts as the largest that
-    there may be. Raises CountRefused for one that is larger than any reader takes."""
-    total = 0
+class Pixels(NamedTuple):
+    """Of all images that are in a body together. Those of no known size count as the largest that there may be."""
+
+    total: int = 0
+    unknown: int = 0  # how many these are
+
+
+def pixels_of(request: Request) -> Pixels:
+    """Raises CountRefused for an image that is larger than any reader takes."""
+    total = unknown = 0
     for item in request.media:
         if item.modality != "image" or item.source.startswith(FETCHED):
             continue
         size = size_of_source(item.source)
         if size is None:
-            total += LARGEST_IMAGE
+            unknown += 1
             continue
         if size[0] * size[1] > LARGEST_IMAGE:
             msg = f"An image has {size[0]:,} × {size[1]:,} pixels; {LARGEST_IMAGE:,} are the most that is read. Make it smaller."
             raise CountRefused(msg)
         total += size[0] * size[1]
-    return total
+    return Pixels(total + unknown * LARGEST_IMAGE, unknown)
 
 
 def _tokens_of(item: Media, rules: MediaRules) -> tuple[int, bool]:

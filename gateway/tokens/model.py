@@ -50,6 +50,7 @@ class Counted:
     fault: str = field(default="", repr=False)  # what is wrong with a body that was only bounded
     late: bool = False  # only bounded, as the server was asked and gave no count in time
     pixels: int = 0  # of all images that are in the body
+    unsized: int = 0  # how many of these are of no known size, and count as the largest
 
     @property
     def total(self) -> int:

@@ -541,6 +541,19 @@ def pictured(path: str, *sources: str) -> Any:
     return {"messages": [{"role": "user", "content": parts}], "max_tokens": 2}
 
 
+async def test_an_image_of_unknown_size_is_not_told_to_be_smaller(start) -> None:
+    """Four small AVIFs "have 715,827,880 pixels", and were to be made smaller, which does not help."""
+    avif = "data:image/avif;base64," + base64.b64encode(b"\0\0\0\x20ftypavif" + bytes(90)).decode()
+    async with start(pool=400_000, context=400_000) as rig:
+        got = await rig.post(CHAT, pictured(CHAT, *[avif] * 4, png(10, 10)))
+        assert (got.status, got.code) == (400, "invalid_request"), got.body
+        words = got.body.decode()
+        assert "4 of them are of no size that is known here" in words, words
+        assert "PNG, JPEG, GIF, WebP or BMP" in words, words
+        got = await rig.post(CHAT, pictured(CHAT, *[png(13_000, 13_000)] * 4))
+        assert "known here" not in got.body.decode()
+
+
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
 async def test_images_that_fill_main_memory_are_refused(start, path: str) -> None:
     """21,840 bytes of PNG took 5 s and 868 MiB at the engine, before any of its limits on sizes."""

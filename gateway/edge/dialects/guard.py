@@ -36,10 +36,13 @@ STRIPPED: Final = (
     "decode_tp_size",
     "encoder_urls",  # addresses that the engine would ask
     "kv_router_hint",
+    "kv_hints",  # an orchestrator's orders to what stores KV memory (0.5.23)
     "need_wait_for_mm_inputs",  # for what no encoder will send
     "num_items_assigned",
     "mm_data_mooncake",
     "multi_item_delimiter_indices",  # made for /v1/score, of prompts that are checked there
+    "token_indices_to_pool",  # likewise: one beyond what is read ends the scheduler (0.5.23)
+    "decision_layout",
     "http_worker_ipc",  # another process that would get the answer
     "routing_key",
     "received_time",  # the engine's own clock, and metrics made from it

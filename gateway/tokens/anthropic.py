@@ -1,7 +1,7 @@
 """An Anthropic body as the OpenAI chat that SGLang makes of it before it renders the template.
 
 Follows the engine's own conversion (entrypoints/anthropic/serving.py of 0.5.17; 0.5.12 differs in
-empty assistant turns and search results only). What depends on the server's arguments is an
+empty assistant turns and search results only, 0.5.23 in what it shows of a tool). What depends on the server's arguments is an
 `Conversion`: which markers its reasoning parser puts around earlier thinking, which template
 argument turns thinking on, and whether the template takes system messages in mid-conversation.
 """
@@ -30,6 +30,7 @@ class Conversion:
     think: tuple[str, str] | None = ("<think>", "</think>")
     toggle: str | None = None  # template argument that `thinking` sets
     merge_inline_system: bool = True
+    tells_strict: bool = True  # since 0.5.23 each tool is shown with whether it is strict
 
 
 def chat_from_messages(
@@ -52,7 +53,8 @@ def chat_from_messages(
         effort = config["effort"]
         chat["reasoning_effort"] = "max" if effort == "xhigh" else effort
     listed = body.get("tools")
-    tools = [_tool(tool) for tool in listed if _is_ours(tool)] if isinstance(listed, list) else []
+    ours = [tool for tool in listed if _is_ours(tool)] if isinstance(listed, list) else []
+    tools = [_tool(tool, how) for tool in ours]
     if tools:
         chat["tools"] = tools
         chat["tool_choice"] = _tool_choice(body.get("tool_choice"))
@@ -252,12 +254,17 @@ def _is_ours(tool: object) -> bool:
     return not (isinstance(kind, str) and kind.startswith(_SERVER_TOOLS))
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any], how: Conversion) -> dict[str, Any]:
+    schema = tool.get("input_schema")
     function = {
         "name": tool.get("name"),
         "description": tool.get("description") or "",
-        "parameters": tool.get("input_schema"),
+        "parameters": {**schema, "type": schema.get("type", "object")}
+        if isinstance(schema, dict)
+        else schema,
     }
+    if how.tells_strict:
+        function["strict"] = bool(tool.get("strict"))
     converted: dict[str, Any] = {"type": "function", "function": function}
     if tool.get("defer_loading") is not None:
         converted["defer_loading"] = tool["defer_loading"]

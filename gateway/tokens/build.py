@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 TOKENIZES_CHATS: Final = (0, 5, 12)
 """SGLang's first version whose tokenize endpoint takes messages and tools; 0.5.6 takes `prompt`."""
 
+TELLS_STRICT: Final = (0, 5, 23)
+"""Its first that shows the model, of a tool of an Anthropic body, whether it is strict."""
 
 READ_S: Final = 120.0
 """How long a tokenizer's files may take to be read and made ready: seconds for the largest vocabulary, more
@@ -59,7 +61,9 @@ async def build_counter(
             files = Files(None, None, None, None, (note,))
     await asyncio.to_thread(nfc.warm)
     media, notes = rules_for(model_type or files.model_type, files.processor), files.notes
-    takes_chats = profile_for(engine_version).since >= TOKENIZES_CHATS
+    profile = profile_for(engine_version)
+    takes_chats = profile.since >= TOKENIZES_CHATS
+    tells_strict = profile.since >= TELLS_STRICT
     if files.text is None:
         way = "the server's tokenize endpoint" if remote is not None else "bytes"
         note = f"No tokenizer files to read here: counting by {way}."
@@ -76,11 +80,11 @@ async def build_counter(
         conversion = Conversion(
             toggle=files.template.thinking_argument,
             merge_inline_system=not files.template.takes_inline_system,
+            tells_strict=tells_strict,
         )
     if conversion is None and files.spec is not None:
         # What their reasoning parsers switch; encoders take system messages at the head alone.
-        conversion = Conversion(toggle="thinking")
-    profile = profile_for(engine_version)
+        conversion = Conversion(toggle="thinking", tells_strict=tells_strict)
     teacher = _teacher(files, remote_ids)
     found = await calibrate(
         files.text, files.template, profile, remote, spec=files.spec, teacher=teacher

@@ -212,8 +212,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any] | None:
     """A tool of the chat; None where the model is told of none."""
     match tool.get("type"):
         case "function":
-            names = ("name", "description", "parameters", "strict")
-            fields = {name: tool.get(name) for name in names if name in tool}
+            fields = {name: tool.get(name) for name in ("name", "description", "parameters")}
         case "custom":
             told, rule = tool.get("description"), tool.get("format")
             words = [told] if isinstance(told, str) and told else []
@@ -224,4 +223,5 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any] | None:
             fields["parameters"] = _TAKES_TEXT
         case _:
             return None
+    fields["strict"] = bool(tool.get("strict"))
     return {"type": "function", "function": fields}

@@ -32,7 +32,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-SGLANG_VERSION = os.environ.get("KVGATE_REAL_SGLANG") or "0.5.17"
+USUAL = "0.5.17"
+"""What is installed where nobody asks for another, as in CI."""
+SGLANG_VERSION = os.environ.get("KVGATE_REAL_SGLANG") or USUAL
 
 # torch is asked for first and alone. pip then takes the CPU build (2.13.0+cpu sorts above 2.13.0)
 # wherever its configuration offers one; later steps find torch present and leave it.
@@ -40,6 +42,7 @@ TORCH_FIRST = ("torch==2.13.0", "numpy==2.4.6")
 
 # These declare CUDA packages (gigabytes) that the CPU path never imports: they come without them.
 WITHOUT_DEPENDENCIES = {
+    "0.5.12": ("xgrammar==0.2.0", "apache-tvm-ffi==0.1.9", "compressed-tensors==0.20.1"),
     "0.5.17": ("xgrammar==0.2.1", "apache-tvm-ffi==0.1.11", "compressed-tensors==0.20.1"),
     "0.5.23": (
         *("xgrammar==0.2.7", "apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0"),
@@ -51,6 +54,8 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 # What a version asks for by name, instead of the pin in `REQUIREMENTS`.
 INSTEAD = {
+    # With FastAPI 0.165 its /v1/loads is a bare 500.
+    "0.5.12": ("fastapi==0.120.4", "starlette==0.49.1", "transformers==5.6.0"),
     "0.5.23": (
         "openai==2.8.0",
         "sentencepiece==0.2.1",
@@ -174,7 +179,7 @@ def _is_current(part: Path, stamp: str) -> bool:
 
 
 def _venv() -> Path:
-    return real_dir() / ("venv" if SGLANG_VERSION == "0.5.17" else f"venv-{SGLANG_VERSION}")
+    return real_dir() / ("venv" if SGLANG_VERSION == USUAL else f"venv-{SGLANG_VERSION}")
 
 
 def _without_dependencies() -> tuple[str, ...]:
@@ -190,7 +195,8 @@ def _requirements() -> list[str]:
 
 
 def _venv_stamp() -> str:
-    pins = [*TORCH_FIRST, *_without_dependencies(), *_requirements()]
+    instead = INSTEAD.get(SGLANG_VERSION, ())
+    pins = [*TORCH_FIRST, *_without_dependencies(), REQUIREMENTS.read_text(), *instead]
     python = ".".join(map(str, sys.version_info[:2]))
     return hashlib.sha256(json.dumps([python, pins]).encode()).hexdigest()
 

@@ -1,6 +1,17 @@
 """Anthropic bodies become the chats that SGLang makes of them."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gateway.tokens import Kind
 from gateway.tokens.anthropic import Conversion, chat_from_messages
+from gateway.tokens.build import build_counter
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def converted(*messages, **body):
@@ -77,7 +88,12 @@ def test_tools_and_choices():
     tool = {"name": "f", "input_schema": {"type": "object"}}
     server = {"type": "web_search_20250305", "name": "web_search"}
     chat = converted(tools=[server, tool])
-    function = {"name": "f", "description": "", "parameters": {"type": "object"}}
+    function = {
+        "name": "f",
+        "description": "",
+        "parameters": {"type": "object"},
+        "strict": False,
+    }
     assert chat["tools"] == [{"type": "function", "function": function}]
     assert chat["tool_choice"] == "auto"
     assert converted(tools=[tool], tool_choice={"type": "any"})["tool_choice"] == "required"
@@ -85,6 +101,34 @@ def test_tools_and_choices():
     named = converted(tools=[tool], tool_choice={"type": "tool", "name": "f"})["tool_choice"]
     assert named == {"type": "function", "function": {"name": "f"}}
     assert "tools" not in converted(tools=[server])
+
+
+def test_a_schema_that_names_no_type_is_of_an_object():
+    tool = {"name": "f", "input_schema": {"properties": {"a": {}}}}
+    (made,) = converted(tools=[tool])["tools"]
+    assert made["function"]["parameters"] == {"properties": {"a": {}}, "type": "object"}
+    assert tool["input_schema"] == {"properties": {"a": {}}}, "the client's own is left as it was"
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+async def test_a_tool_says_from_0_5_23_on_whether_it_is_strict(
+    strict: bool | None, model_dir: Path
+) -> None:
+    """The template is shown so whatever the client said, or if it said nothing."""
+    tool = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [tool if strict is None else tool | {"strict": strict}],
+    }
+    shown = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    for version, told in (("0.5.23", bool(strict)), ("0.5.17", False)):
+        counter = await build_counter(tokenizer_dir=model_dir, engine_version=version, remote=None)
+        same = {**body, "tools": [{"type": "function", "function": {**shown, "strict": told}}]}
+        counts = [
+            (await counter.count(kind, asked, 200)).prompts
+            for kind, asked in ((Kind.MESSAGES, body), (Kind.CHAT, same))
+        ]
+        assert counts[0] == counts[1], version
 
 
 def test_thinking_and_effort():

@@ -50,8 +50,30 @@ def test_only_functions_are_tools() -> None:
     tools = [{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}]
     tools.append({"type": "namespace", "name": "n", "tools": tools[:1]})
     chat = chat_from_responses({"input": "a", "tools": tools, "reasoning": {"effort": "low"}})
-    assert chat["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["f"]
     assert (chat["tool_choice"], chat["reasoning_effort"]) == ("auto", "low")
+
+
+def test_a_tool_is_shown_with_all_of_it_and_whether_it_is_strict():
+    """As 0.5.23 does, in this order; before, its classes said the same of every tool."""
+    schema = {"type": "object"}
+    tools = [
+        {"type": "function", "name": "f", "parameters": schema},
+        {"type": "function", "strict": True, "parameters": schema, "name": "g", "description": "d"},
+        {"type": "custom", "name": "h"},
+    ]
+    shown = [
+        list(tool["function"].items())
+        for tool in chat_from_responses({"input": "a", "tools": tools})["tools"]
+    ]
+    assert shown[0] == [
+        ("name", "f"), ("description", None), ("parameters", schema), ("strict", False)
+    ]  # fmt: skip
+    assert shown[1] == [
+        ("name", "g"), ("description", "d"), ("parameters", schema), ("strict", True)
+    ]  # fmt: skip
+    assert [name for name, _ in shown[2]] == ["name", "description", "parameters", "strict"]
+    assert shown[2][-1] == ("strict", False)
 
 
 def test_a_tool_that_takes_a_text_is_a_function_with_one_argument() -> None:

@@ -27,7 +27,7 @@ READY_TIMEOUT_S = 180.0
 # SGLang's scheduler, as setproctitle names it in /proc/*/cmdline.
 SCHEDULER_TITLE = "sglang::scheduler"
 
-# Logged once per retraction round by scheduler.py (0.5.17); also for forced test retractions.
+# Logged once per retraction round by scheduler.py (0.5.12-0.5.23); also for forced test retractions.
 RETRACTED = re.compile(r"#retracted_reqs: (\d+)")
 
 MODEL_NAME = "tiny"

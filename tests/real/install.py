@@ -124,8 +124,7 @@ def model_dir() -> Path:
 def missing() -> str | None:
     """Why the install cannot be used, in one sentence; None when it is whole and current."""
     if SGLANG_VERSION not in WITHOUT_DEPENDENCIES:
-        known = ", ".join(WITHOUT_DEPENDENCIES)
-        return f"KVGATE_REAL_SGLANG is {SGLANG_VERSION}; this harness knows {known}"
+        return _unknown()
     for part, stamp in ((model_dir(), _model_stamp()), (_venv(), _venv_stamp())):
         if not _is_current(part, stamp):
             return (
@@ -138,6 +137,9 @@ def missing() -> str | None:
 def main() -> int:
     """Build what is missing; 0 when all is there, 1 with a sentence on stderr when it cannot be."""
     root = real_dir()
+    if SGLANG_VERSION not in WITHOUT_DEPENDENCIES:
+        print(f"tests.real.install: {_unknown()}", file=sys.stderr)
+        return 1
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root):
@@ -178,6 +180,11 @@ def _is_current(part: Path, stamp: str) -> bool:
     return False
 
 
+def _unknown() -> str:
+    known = ", ".join(WITHOUT_DEPENDENCIES)
+    return f"KVGATE_REAL_SGLANG is {SGLANG_VERSION}; its packages are known of {known}"
+
+
 def _venv() -> Path:
     return real_dir() / ("venv" if SGLANG_VERSION == USUAL else f"venv-{SGLANG_VERSION}")
 
@@ -187,11 +194,10 @@ def _without_dependencies() -> tuple[str, ...]:
 
 
 def _requirements() -> list[str]:
-    lines = (line.strip() for line in REQUIREMENTS.read_text().splitlines())
-    pins = {line.partition("==")[0]: line for line in lines if line and not line.startswith("#")}
-    return list(
-        (pins | {pin.partition("==")[0]: pin for pin in INSTEAD.get(SGLANG_VERSION, ())}).values()
-    )
+    """The pins of `REQUIREMENTS`, in which the version's own take the place of others."""
+    lines = (line for line in REQUIREMENTS.read_text().splitlines() if "==" in line)
+    own = INSTEAD.get(SGLANG_VERSION, ())
+    return list({pin.partition("==")[0]: pin for pin in (*lines, *own)}.values())
 
 
 def _venv_stamp() -> str:

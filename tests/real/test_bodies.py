@@ -115,6 +115,8 @@ WORST: list[tuple[str, Any]] = [
         },
     ),
     (GENERATE, {"input_ids": [-1], "sampling_params": {"max_new_tokens": 3}}),
+    native(text=""),
+    native(text=["", "a"]),
     (GENERATE, {"input_ids": [[]], "sampling_params": {"max_new_tokens": 3}}),
     chat(logit_bias={"5": "nan"}),
     chat(logit_bias={"5": 1e39}),

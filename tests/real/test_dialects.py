@@ -1,4 +1,4 @@
-"""Anthropic's messages, OpenAI's responses and Ollama's API through the gate to a genuine SGLang 0.5.17."""
+"""Anthropic's messages, OpenAI's responses and Ollama's API through the gate to a genuine SGLang."""
 
 from __future__ import annotations
 

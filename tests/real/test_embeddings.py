@@ -1,4 +1,4 @@
-"""Ollama's embeddings through the gate to a genuine SGLang 0.5.17: one that embeds, one that does not."""
+"""Ollama's embeddings through the gate to a genuine SGLang: one that embeds, one that does not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every kind of request, right and wrong, put to the genuine server: what `tests.twin` holds the twin
 to is still what it says. With KVGATE_RECORD set the file is written anew instead.
 
-Left out are the three that kill it (see `tests/twin/test_kinds.py`).
+Left out are the three that kill it (see `tests/twin/test_kinds.py`). What is recorded is what 0.5.17 says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import pytest
 
+from tests.real.install import SGLANG_VERSION, USUAL
 from tests.real.load import CLIENT_TIMEOUT
 from tests.twin.kinds import ANSWERS, Kind, ask, known
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 TRIES = 30
 
 
+@pytest.mark.skipif(
+    SGLANG_VERSION != USUAL, reason="recorded of another version, and an empty text ends 0.5.23"
+)
 async def test_the_genuine_server_answers_as_recorded(engine: Engine, report: Note) -> None:
     heard: list[tuple[Kind, dict[str, Any], dict[str, Any]]] = []
     connector = aiohttp.TCPConnector(force_close=True)  # as after a 500, which ends a connection

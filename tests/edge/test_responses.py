@@ -290,3 +290,19 @@ async def test_an_effort_that_breaks_a_stream_is_refused_where_it_does(
         got = await rig.post("/v1/responses", body)
         assert got.status == status, got.body
         assert status == 200 or (got.error["param"], rig.engine.seen) == ("reasoning", [])
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [("0.5.6", 400), ("0.5.12", 400), ("0.5.13", 200), ("0.5.17", 200)]
+)
+async def test_tools_are_refused_where_the_server_knows_none(
+    start, version: str, status: int
+) -> None:
+    """A function is a bare 500 there (0.5.12): the reader of responses has kinds of its own only."""
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    async with start(version=version) as rig:
+        body = {"input": "a", "max_output_tokens": 5}
+        got = await rig.post("/v1/responses", body | {"tools": tools})
+        assert got.status == status, got.body
+        assert status == 200 or (got.error["param"], rig.engine.seen) == ("tools", [])
+        assert (await rig.post("/v1/responses", body | {"tools": []})).status == 200

@@ -12,6 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.real.engine import MODEL_NAME
+from tests.real.install import SGLANG_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from tests.real.conftest import Note
     from tests.real.engine import Engine
     from tests.real.gateproc import Gate
+
+CUT = "response.incomplete" if SGLANG_VERSION == "0.5.23" else "response.completed"
+"""How a stream ends that was as long as it might be."""
 
 TURNS: list[Any] = [
     {"role": "user", "content": [{"type": "text", "text": "Read the file, please."}]},
@@ -114,7 +118,7 @@ async def test_a_response_and_its_stream(gate: Gate) -> None:
             model=MODEL_NAME, input="Say hello.", max_output_tokens=12, stream=True
         )
         kinds = [event.type async for event in stream]
-        assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+        assert (kinds[0], kinds[-1]) == ("response.created", CUT)
         assert "response.output_text.delta" in kinds
     assert gate.reserved() == 0
 

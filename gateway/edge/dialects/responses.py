@@ -45,13 +45,15 @@ word, so what is told of those left out is one of these, or OTHER."""
 OTHER = "other"
 
 LEAST = 3
-"""The engine takes two tokens off this cap (0.5.6-0.5.17), and refuses what is then negative."""
+"""The engine takes two tokens off this cap (0.5.6-0.5.23), and refuses what is then negative."""
 
 KEPT = {
     "previous_response_id": "conversations are not kept here; send the whole of it as `input`",
     "conversation": "conversations are not kept here; send the whole of it as `input`",
     "background": "an answer in the background would outlive its reservation",
 }
+TOOLS_FROM = (0, 5, 13)
+"""Before, it knows only tools of its own here, and a function is a bare 500 (0.5.12; of 0.5.6 read)."""
 TOLD_FROM = (0, 5, 23)
 UNTOLD = frozenset({"none", "xhigh", "max"})
 """Efforts that the engine takes, but cannot name where its stream repeats what was asked: the stream ends
@@ -108,6 +110,10 @@ class Responses:
                 "minimal, low, medium or high"
             )
             raise Invalid(msg, "reasoning")
+        if body.get("tools") and engine.version < TOOLS_FROM:
+            version = ".".join(map(str, engine.version))
+            msg = f"SGLang {version} takes no such tools in responses; ask with /v1/chat/completions"
+            raise Invalid(msg, "tools")
         out = {key: value for key, value in guard.strip(body).items() if key not in STRIPPED}
         out[CAP] = grant.demand.cap
         out["request_id"] = rid

@@ -39,10 +39,10 @@ def check_top(value: object, field: str) -> None:
             raise Invalid(msg, field)
 
 
-NAMES_KILL: Final = ((0, 5, 14), (0, 5, 23))
+NAMES_KILL: Final = ((0, 5, 10), (0, 5, 23))
 """From, and before which version the scheduler ends where a request that names tokens to be told the
 log-probabilities of is in a batch with one that does not: it takes the list of the other for a tensor
-(sgl-project/sglang#34719; at 0.5.17 in its code, at 0.5.23 no more)."""
+(sgl-project/sglang#34719; a genuine 0.5.12 and 0.5.17 end, in the code since 0.5.10, at 0.5.23 no more)."""
 
 
 def names_kill(engine: Engine) -> bool:

@@ -101,7 +101,8 @@ async def test_what_is_meant_is_what_the_engine_is_told(rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [("0.5.9", 200), ("0.5.10", 400), ("0.5.12", 400), ("0.5.17", 400), ("0.5.23", 200)]
+    ("version", "status"),
+    [("0.5.9", 200), ("0.5.10", 400), ("0.5.12", 400), ("0.5.17", 400), ("0.5.23", 200)],
 )
 async def test_log_probabilities_of_named_tokens_go_to_servers_that_survive_them(
     start, version: str, status: int

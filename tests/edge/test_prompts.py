@@ -131,7 +131,8 @@ NAMING = [
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [("0.5.9", 200), ("0.5.10", 400), ("0.5.12", 400), ("0.5.17", 400), ("0.5.23", 200)]
+    ("version", "status"),
+    [("0.5.9", 200), ("0.5.10", 400), ("0.5.12", 400), ("0.5.17", 400), ("0.5.23", 200)],
 )
 async def test_scores_and_words_are_not_for_one_server_that_dies_of_both(
     start, version: str, status: int

@@ -112,7 +112,9 @@ class Responses:
             raise Invalid(msg, "reasoning")
         if body.get("tools") and engine.version < TOOLS_FROM:
             version = ".".join(map(str, engine.version))
-            msg = f"SGLang {version} takes no such tools in responses; ask with /v1/chat/completions"
+            msg = (
+                f"SGLang {version} takes no such tools in responses; ask with /v1/chat/completions"
+            )
             raise Invalid(msg, "tools")
         out = {key: value for key, value in guard.strip(body).items() if key not in STRIPPED}
         out[CAP] = grant.demand.cap

@@ -276,3 +276,16 @@ async def test_others_run_beside_it_in_one_ledger(rig) -> None:
         assert len(rig.engine.seen) == 1
         busy.hold.set()
         assert (await waiting).status == 200
+
+
+@pytest.mark.parametrize("field", ["top_p", "top_k"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_parameter_out_of_its_range_is_refused_at_the_door(
+    rig, field: str, stream: bool
+) -> None:
+    """A genuine 0.5.12 has begun its stream when it looks, and breaks it off; others say 400."""
+    bad, good = {"top_p": (2, 0.5), "top_k": (-2, -1)}[field]
+    got = await rig.post(MESSAGES, message(stream=stream, **{field: bad}))
+    assert (got.status, error_of(got)["param"]) == (400, field)
+    assert rig.engine.seen == []
+    assert (await rig.post(MESSAGES, message(stream=stream, **{field: good}))).status == 200

@@ -34,6 +34,7 @@ class Messages:
         check(body)
         compile_s = grammars.check_tools(body) + grammars.check_within(body, "output_config")
         hazards.check_numbers(body)
+        hazards.check_ranges(body)
         hazards.check_stops(body, "stop_sequences")
         return Intent(
             kind=Kind.MESSAGES,

@@ -156,7 +156,7 @@ RANGES: Final = {
 
 def check_ranges(params: Mapping[str, Any]) -> None:
     """Of a stream of responses the engine looks at these once it has begun, and trips: a bare 500 (0.5.17).
-    Elsewhere it says 400 itself. Raises Invalid."""
+    One of messages it breaks off (0.5.12). Elsewhere it says 400 itself. Raises Invalid."""
     for field, (least, most) in RANGES.items():
         real = _real(params.get(field))
         if real is None or least <= real <= most or (field == "top_k" and real == -1):

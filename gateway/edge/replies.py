@@ -106,6 +106,11 @@ TOO_LONG: Final = "The prompt is too long: {} tokens > {} maximum."
 letters (LangChain) and with both numbers (Claude Code, Qwen Code). They are Anthropic's own, which all know."""
 
 
+ONCE_MORE: Final = "This is a server error: try again."
+"""Of what broke. In a stream that is open no status tells it, and agents ask again by themselves where they read
+these words (pi 0.73, OpenCode 1.18) or OpenAI's type for it (Continue 1.5, see `_type`), and stop where they do not."""
+
+
 def refused(refusal: Refusal, *, param: str | None = None, status: int | None = None) -> Answer:
     """A refusal as an answer; `status` where HTTP has a closer one than the code's."""
     status = STATUS[refusal.code] if status is None else status
@@ -210,8 +215,8 @@ def failed(fault: Fault) -> Answer:
 def error_object(fault: Fault) -> dict[str, Any]:
     """OpenAI's error object for a fault."""
     return {
-        "message": _sentence(fault.message),
-        "type": "upstream_error",
+        "message": f"{_sentence(fault.message)} {ONCE_MORE}",
+        "type": _type(fault.status),
         "param": None,
         "code": fault.code,
     }
@@ -225,7 +230,7 @@ def error_in(body: bytes, status: int) -> dict[str, Any]:
     if not isinstance(told, dict):
         told = {
             "message": f"The server answered {status}.",
-            "type": "upstream_error",
+            "type": _type(status),
             "code": status,
         }
     error = told.get("error")
@@ -239,8 +244,7 @@ def _type(status: int) -> str:
         404: "not_found_error",
         426: "not_found_error",
         429: "rate_limit_error",
-        503: "server_error",
-    }.get(status, "invalid_request_error")
+    }.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
 def _sentence(text: str, field: str | None = None) -> str:

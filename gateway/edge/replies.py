@@ -24,8 +24,9 @@ SOURCE = "x-kvgate-error-source"
 """Who said no: `gateway` or `upstream`. Without it a 503 of ours and one of the engine's look
 alike to whoever counts them."""
 
-LONGEST_RETRY_S = 60
-"""Largest Retry-After, seconds: some SDKs ignore more than this, others sleep however long we say."""
+LONGEST_RETRY_S = 59
+"""Largest Retry-After, seconds: some SDKs come back at once where it is 60 or more (OpenAI's for JavaScript as
+Continue 1.5 has it), others sleep however long we say."""
 
 JSON = "application/json"
 

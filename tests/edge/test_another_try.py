@@ -7,10 +7,15 @@ The headers are out, so no status tells them. They look at the error's type (Con
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gateway.core.model import Code, Refusal
 from gateway.edge import replies
+from gateway.edge.models import nobody
+from gateway.upstream.watch import Life
 from tests.edge.rig import CHAT, TEXT, chat, events
 from tests.fakes.behaviour import Behaviour
 
@@ -54,3 +59,30 @@ def test_words_of_a_proxy_before_the_server_get_the_type_of_their_status(
     status: int, kind: str
 ) -> None:
     assert replies.error_in(b"<html>", status)["type"] == kind
+
+
+# ---- while no server is ready ----------------------------------------------------------------------
+
+
+def away(*since_s: float) -> list[Any]:
+    """Servers that are down for so long."""
+    now = asyncio.get_running_loop().time()
+    views = [SimpleNamespace(state=Life.DOWN, since=now - one) for one in since_s]
+    return [
+        SimpleNamespace(name="gpu0", watch=SimpleNamespace(snapshot=lambda v=v: v)) for v in views
+    ]
+
+
+@pytest.mark.parametrize(
+    ("since_s", "told"), [((0.0,), 10), ((24.5,), 25), ((500.0,), 59), ((500.0, 30.5), 31)]
+)
+async def test_who_asks_while_no_server_is_ready_waits_as_long_as_it_has_been_down(
+    since_s: tuple[float, ...], told: int
+) -> None:
+    """Six tries ten seconds apart, as OpenCode makes them, were over long before a large model was loaded again."""
+    assert replies.retry_after(nobody(away(*since_s))) == told
+
+
+def test_no_time_is_told_that_a_client_takes_for_none() -> None:
+    """OpenAI's SDK for JavaScript, as Continue 1.5 has it, comes back at once where it is told 60 s or more."""
+    assert replies.retry_after(Refusal(Code.QUEUE_FULL, "full", retry_after_s=300.0)) < 60

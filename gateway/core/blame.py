@@ -35,7 +35,7 @@ COOL_S = 10.0
 """First pause of a client: SDKs that obey Retry-After are back after it, and one that does not has
 stopped trying (they retry twice, within seconds)."""
 
-LONGEST_S = 60.0
+LONGEST_S = 59.0
 """Its longest pause: the largest Retry-After SDKs obey."""
 
 PROBE_S = 1.0

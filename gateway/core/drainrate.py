@@ -1,7 +1,7 @@
 """How fast reservations come back, and so when a refused client should try again.
 
 W = tokens ahead of it that do not fit now / drain rate; Retry-After = W with up to 25 % jitter,
-1 to 60 s (SDKs obey anything up to 60 s and misbehave above: openai-python stops honouring it).
+1 to 59 s (SDKs obey anything below 60 s; from there on some come back at once).
 The rate is an exponentially weighted mean over released KV tokens with a 30 s half-life: long
 enough to bridge the end of one long generation, short enough to follow a changed load.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HALF_LIFE_S = 30.0
 LEAST_S = 1.0
-MOST_S = 60.0
+MOST_S = 59.0
 JITTER = 0.25
 UNKNOWN_S = 5.0
 """Told while nothing has been released yet: the order of one short answer."""
@@ -72,7 +72,7 @@ class DrainRate:
 
 
 def retry_after_s(eta_s: float | None, jitter: Callable[[], float], stretch: float = 1.0) -> float:
-    """Whole seconds, 1..60, spread so that the refused do not come back together.
+    """Whole seconds, 1..59, spread so that the refused do not come back together.
 
     `jitter` returns a number in [0, 1). `stretch`: so many times longer than is expected, for who comes
     back early again and again (see `retries`).

@@ -15,7 +15,7 @@ sums that fade (e to the minus t / TTL_S), two numbers a client:
 gRPC's throttling (proposal A6: tokens that failures take and successes give back) and the SRE book's
 (chapter 21: a tenth of a client's requests may be retries) do the same on the side of the caller, who
 may leave a call out. A gate can not; what it can do is to make the answer cheap and the time longer.
-So beyond the budget the time told doubles with each early retry (`level`), to the 60 s that SDKs obey,
+So beyond the budget the time told doubles with each early retry (`level`), to the 59 s that SDKs obey,
 and what is known to find no room still (`crowd`) is told so without being parsed. Nothing is refused
 here: a retry for which there is room is admitted, and one that was admitted is not counted.
 
@@ -54,7 +54,7 @@ RESERVE = 4
 Finagle's ten a second are for a service's thousands of calls; nine tries of one call are beyond this."""
 
 DOUBLINGS = 6
-"""From 1 s to the 60 s that SDKs obey, and as much as an overdraft may grow: a client that hammered for an
+"""From 1 s to the 59 s that SDKs obey, and as much as an overdraft may grow: a client that hammered for an
 hour is as before as soon as one that did for a minute."""
 
 MARKS = 256
@@ -208,7 +208,7 @@ class Budgets:
 def longer_s(told: Told, level: int, jitter: float) -> float:
     """Seconds to tell a request that was `told` something before, beyond the budget; `jitter` in [0, 1).
 
-    What it would be told usually, doubled `level` times, and up to a quarter less: at the 60 s that are
+    What it would be told usually, doubled `level` times, and up to a quarter less: at the 59 s that are
     the most, all who were refused in one second would come back in one.
     """
     longest = min(max(told.usual_s, LEAST_S) * 2.0**level, MOST_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -41,7 +42,8 @@ UNKNOWN: Final = replies.Answer(
 """The same for a model that is not there and one that is not the client's: it is not told which."""
 
 RESTART_S = 10.0
-"""Told while no server is ready. A restart takes 15-60 s; SDKs retry twice, so not much less."""
+"""Told while no server is ready, and then as long as it has not been. A restart takes from 15 s to minutes, and
+agents try six times (OpenCode 1.18) to thirty: each ten seconds apart, six are over before a large model is loaded."""
 
 
 async def answer(
@@ -98,16 +100,19 @@ _HOW = {"connecting": "is connecting: it has not been reached so far"}
 
 
 def nobody(backends: Iterable[Backend]) -> Refusal:
-    """The refusal while none of these takes work: how each of them is."""
-    words = []
+    """The refusal while none of these takes work: how each of them is, and when to come back."""
+    words, since = [], []
+    now = asyncio.get_running_loop().time()
     for backend in backends:
         view = backend.watch.snapshot() if backend.watch is not None else None
+        since.append(0.0 if view is None else now - view.since)
         state = "starting" if view is None else view.state.value
         if state == "ready":
             state = "held back after several deaths" if backend.held else "getting ready"
         words.append(f"{backend.name} {_HOW.get(state, f'is {state}')}")
+    again_s = max(RESTART_S, min(since, default=0.0))
     return Refusal(
-        Code.NO_BACKEND, "no server is ready: " + ", ".join(words), retry_after_s=RESTART_S
+        Code.NO_BACKEND, "no server is ready: " + ", ".join(words), retry_after_s=again_s
     )
 
 

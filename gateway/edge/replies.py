@@ -24,8 +24,9 @@ SOURCE = "x-kvgate-error-source"
 """Who said no: `gateway` or `upstream`. Without it a 503 of ours and one of the engine's look
 alike to whoever counts them."""
 
-LONGEST_RETRY_S = 60
-"""Largest Retry-After, seconds: some SDKs ignore more than this, others sleep however long we say."""
+LONGEST_RETRY_S = 59
+"""Largest Retry-After, seconds: some SDKs come back at once where it is 60 or more (OpenAI's for JavaScript as
+Continue 1.5 has it), others sleep however long we say."""
 
 JSON = "application/json"
 
@@ -104,6 +105,11 @@ PLAIN_HTTP: Final = {"upgrade": "HTTP/1.1", "connection": "upgrade, close"}
 TOO_LONG: Final = "The prompt is too long: {} tokens > {} maximum."
 """What a client looks for that makes room by itself: few look at the code, most at the words, in just these
 letters (LangChain) and with both numbers (Claude Code, Qwen Code). They are Anthropic's own, which all know."""
+
+
+ONCE_MORE: Final = "This is a server error: try again."
+"""Of what broke. In a stream that is open no status tells it, and agents ask again by themselves where they read
+these words (pi 0.73, OpenCode 1.18) or OpenAI's type for it (Continue 1.5, see `_type`), and stop where they do not."""
 
 
 def refused(refusal: Refusal, *, param: str | None = None, status: int | None = None) -> Answer:
@@ -210,8 +216,8 @@ def failed(fault: Fault) -> Answer:
 def error_object(fault: Fault) -> dict[str, Any]:
     """OpenAI's error object for a fault."""
     return {
-        "message": _sentence(fault.message),
-        "type": "upstream_error",
+        "message": f"{_sentence(fault.message)} {ONCE_MORE}",
+        "type": _type(fault.status),
         "param": None,
         "code": fault.code,
     }
@@ -225,7 +231,7 @@ def error_in(body: bytes, status: int) -> dict[str, Any]:
     if not isinstance(told, dict):
         told = {
             "message": f"The server answered {status}.",
-            "type": "upstream_error",
+            "type": _type(status),
             "code": status,
         }
     error = told.get("error")
@@ -239,8 +245,7 @@ def _type(status: int) -> str:
         404: "not_found_error",
         426: "not_found_error",
         429: "rate_limit_error",
-        503: "server_error",
-    }.get(status, "invalid_request_error")
+    }.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
 def _sentence(text: str, field: str | None = None) -> str:

@@ -198,7 +198,8 @@ class Trip:
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
         self.ended(Outcome.FAILED, DRAINED)
-        words = "the gate is shutting down, and this answer was not complete when its time was over"
+        # Agents that read this in a stream ask again by themselves at "terminated" (pi 0.73, OpenCode 1.18).
+        words = "the gate is shutting down, and this answer was terminated before it was complete"
         answer = self._answer(replies.refused(Refusal(Code.DRAINING, words)))
         try:
             async with asyncio.timeout(CUT_S):

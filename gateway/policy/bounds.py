@@ -38,7 +38,7 @@ class Queue(Section):
     retry_budget: CountOrOff = 4
     """How many refused requests of one client that come back before they were told to, within some ten
     seconds, are read, counted and judged as any, beside one for every five new requests. More than that
-    are told to wait twice as long, then four times, up to 60 s, and where there is no room still are
+    are told to wait twice as long, then four times, up to 59 s, and where there is no room still are
     refused without being counted. Who comes when told to is never meant, and where there is room nobody
     is refused for this. Default 4: two requests of an SDK that tries each twice more. off: every retry is
     read as if it were new. Each worker has its own."""

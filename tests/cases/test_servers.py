@@ -86,7 +86,7 @@ async def test_a_stream_that_breaks_is_told_once_in_band_and_never_tried_again(
         rig.engine.queue.append(behaviour)
         got = await rig.post(CHAT, streamed())
         *before, last = events(got.body)
-        assert last["error"]["type"] == "upstream_error"
+        assert last["error"]["type"] == "server_error"
         assert all("error" not in event for event in before)
         assert "finish_reason" not in str(last)
         assert b"[DONE]" not in got.body
@@ -121,7 +121,7 @@ async def test_h09_a_stream_that_ends_in_order_without_its_end_mark_is_not_compl
     async with world() as rig:
         rig.engine.queue.append(Behaviour(raw=head + event))
         got = await rig.post(CHAT, streamed())
-        assert events(got.body)[-1]["error"]["type"] == "upstream_error"
+        assert events(got.body)[-1]["error"]["type"] == "server_error"
         assert rig.records[0]["outcome"] == "failed"
 
 
@@ -283,7 +283,7 @@ async def test_silence_is_bounded_and_length_is_not(world, gaps: float, ends: bo
         rig.engine.default = Behaviour(tokens=12, gap_s=gaps)
         got = await rig.post(CHAT, chat(5, stream=True, max_tokens=12))
         assert (b"[DONE]" in got.body) == ends
-        assert ends or events(got.body)[-1]["error"]["type"] == "upstream_error"
+        assert ends or events(got.body)[-1]["error"]["type"] == "server_error"
         await rig.ready()
 
 

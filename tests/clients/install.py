@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+CONTINUE = ("@continuedev/cli@1.5.47",)
 PYTHON = (
     "anthropic==2.14.0",
     "openai==3.57.0",
@@ -64,6 +65,13 @@ def alone() -> Iterator[None]:
         yield
 
 
+def cn() -> Path:
+    """The program of Continue's CLI, installed where it is not: 80 MB."""
+    with alone():
+        packages("continue", CONTINUE)
+    return home() / "continue" / "node_modules" / "@continuedev" / "cli" / "dist" / "cn.js"
+
+
 def sdks() -> None:
     """Those in Python and, where there is npm, in JavaScript, unless they are there. Raises
     CalledProcessError where pip or npm fails."""
@@ -104,6 +112,7 @@ def packages(part: str, names: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
+    cn()
     sdks()
     agents()
     codex()

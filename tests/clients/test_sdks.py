@@ -231,7 +231,8 @@ async def test_a_stream_that_breaks_off_raises_with_our_code_and_words(tmp_path:
             for name, (code, words) in saw.items():
                 assert code == "upstream_error", name
                 assert words.endswith(
-                    "The answer broke off: The connection broke in the middle of the answer."
+                    "The answer broke off: The connection broke in the middle of the answer. "
+                    "This is a server error: try again."
                 ), name
             assert len(rig.records) % len(saw) == 0, "none of them asked twice"
 

@@ -96,7 +96,7 @@ def test_pauses_double_to_their_longest_and_begin_anew_after_a_good_answer() -> 
         assert blame.failed("bad", now + 0.1) == NOBODY, "what was under way changes nothing"
         now += verdict.pause_s
         assert blame.cooling("bad", now) == (0.0, 0)
-    assert pauses == [10, 20, 40, 60, 60]
+    assert pauses == [10, 20, 40, 59, 59]
     blame.served("bad", now)
     for _ in range(FAILURES):
         blame.served("good", now)

@@ -125,7 +125,7 @@ async def test_a_restart_with_a_smaller_pool_judges_those_that_wait_anew(rig) ->
     await rig.engine.die()
     await rig.engine.revive(pool=1024)
     broken = await running
-    assert events(broken.body)[-1]["error"]["type"] == "upstream_error"
+    assert events(broken.body)[-1]["error"]["type"] == "server_error"
     refused = await large
     assert (refused.status, refused.code) == (400, "context_length_exceeded")
     served = await small

@@ -203,7 +203,7 @@ def assert_one_error_and_no_end(body: bytes, before: int) -> None:
     found = events(body)
     assert len(found) == before + 1, found
     error = found[-1]["error"]
-    assert (error["type"], error["code"]) == ("upstream_error", "upstream_error")
+    assert (error["type"], error["code"]) == ("server_error", "upstream_error")
     assert b"[DONE]" not in body
 
 

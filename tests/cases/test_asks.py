@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import struct
 from typing import Any
 
 import pytest
@@ -131,13 +132,19 @@ async def test_what_reaches_the_server_is_what_was_charged(
         assert (clamped is None) == (source == "asked")
 
 
-IMAGE = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 900).decode()
-FORTY = {
-    "max_tokens": 5,
-    "messages": [
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}] * 40}
-    ],
-}
+def image(side: int) -> dict[str, Any]:
+    """A square one."""
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", side, side) + b"\x08\x02"
+    url = "data:image/png;base64," + base64.b64encode(head + b"\0" * 900).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def forty(side: int) -> dict[str, Any]:
+    """A chat with so many."""
+    parts = [image(side)] * 40
+    return {"max_tokens": 5, "messages": [{"role": "user", "content": parts}]}
+
+
 LONG = {"context": 200_000}
 
 
@@ -145,7 +152,7 @@ def pictured(words: int) -> dict[str, Any]:
     """A chat with a text and an image beside it."""
     parts = [
         {"type": "text", "text": "w " * words},
-        {"type": "image_url", "image_url": {"url": IMAGE}},
+        image(512),
     ]
     return {"max_tokens": 5, "messages": [{"role": "user", "content": parts}]}
 
@@ -198,7 +205,10 @@ REFUSED = [
         id="B07-n-over-the-limit",
     ),
     pytest.param(
-        {}, {}, CHAT, FORTY, 1, 400, "context_length_exceeded", "32761", id="C07-forty-images"
+        {}, {}, CHAT, forty(2048), 1, 400, "context_length_exceeded", "32761", id="C07-forty-images"
+    ),
+    pytest.param(
+        {}, {}, CHAT, forty(4096), 1, 400, "invalid_request", "671,088,640", id="C07-and-larger"
     ),
     pytest.param(
         {"backend": {"max_image_prompt_tokens": 16_000}},

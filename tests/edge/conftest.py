@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 import uvloop
 
+from gateway.observe import log
 from tests.edge.rig import running
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from pathlib import Path
 
     from tests.edge.rig import Rig
@@ -21,6 +25,21 @@ if TYPE_CHECKING:
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop that `kvgate serve` runs on: its timers and transports differ from the stock one's."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """Everything that is logged, at the most talkative level."""
+    monkeypatch.setattr(log, "_lines", log._lines)  # back to how an earlier test left it
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    stream = io.StringIO()
+    log.configure("debug", stream)
+    root.setLevel(logging.DEBUG)
+    yield stream
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

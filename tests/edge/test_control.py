@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import logging
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 import structlog
@@ -16,13 +13,9 @@ from yarl import URL
 
 from gateway import process
 from gateway.edge import face
-from gateway.observe.log import configure
 from gateway.version import VERSION
 from tests.edge.rig import CHAT, TEXT
 from tests.fakes.behaviour import Behaviour
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LEDGER = {"limit", "reserved", "used"}
 
@@ -180,21 +173,9 @@ async def test_the_control_plane_carries_no_requests(rig, path: str) -> None:
     assert rig.engine.seen == []
 
 
-@pytest.fixture
-def told() -> Iterator[io.StringIO]:
-    """Everything that is logged, at the most talkative level."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    stream = io.StringIO()
-    configure("debug", stream)
-    root.setLevel(logging.DEBUG)
-    yield stream
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
-async def test_what_a_client_says_stays_out_of_every_record(start, tmp_path, capsys, told) -> None:
+async def test_what_a_client_says_stays_out_of_every_record(
+    start, tmp_path, capsys, logged
+) -> None:
     """Class P: prompt, reply, key and odd field values, in each way a request can end."""
     (tmp_path / "key").write_text("sk-PLANTED-key-0123\n")
     policy = {
@@ -229,8 +210,8 @@ async def test_what_a_client_says_stays_out_of_every_record(start, tmp_path, cap
         shown.append(repr(rig.app.policy) + repr(rig.app.data._callers._identify))
     shown.append((tmp_path / "records.jsonl").read_text())
     output = capsys.readouterr()
-    assert told.getvalue().count('"request"') == 10
-    for text in (*shown, told.getvalue(), output.err, output.out):
+    assert logged.getvalue().count('"request"') == 10
+    for text in (*shown, logged.getvalue(), output.err, output.out):
         assert "PLANTED" not in text
 
 

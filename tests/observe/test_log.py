@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.model import Outcome
+from gateway.observe import log
 from gateway.observe.log import LEVELS, REDACTED, Straight, configure, redact, request_line
 from gateway.policy.schema import Observe
 
@@ -28,7 +29,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(log, "_lines", None)
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     yield

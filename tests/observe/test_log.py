@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.model import Outcome
-from gateway.observe import log
+from gateway.observe import log as logging_of_ours
 from gateway.observe.log import LEVELS, REDACTED, Straight, configure, redact, request_line
 from gateway.policy.schema import Observe
 
@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(log, "_lines", None)
+    monkeypatch.setattr(logging_of_ours, "_lines", None)
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     yield

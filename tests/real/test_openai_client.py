@@ -201,7 +201,8 @@ async def test_a_full_queue_is_a_rate_limit_honoured(
     engine: Engine, make_gate: Callable[..., Gate], report: Note
 ) -> None:
     """429 with Retry-After; the client's own retries then carry the request through."""
-    gate = make_gate(engine, {"queue": {"max_requests": 1}})
+    # By what is likely both would run together, as soon as the first has shown that the server answers.
+    gate = make_gate(engine, {"queue": {"max_requests": 1}, "reservation": "declared"})
     long = chat_body(100, seed=1, max_tokens=1400)
     async with (
         connect(gate) as hasty,

@@ -7,7 +7,10 @@ from statistics import median
 
 import pytest
 
-from gateway.core.model import Outcome, PoolLimits
+from gateway.core.hold import Hold
+from gateway.core.ledger import PoolLedger
+from gateway.core.model import Demand, Outcome, PoolLimits
+from gateway.core.pools import Pool
 from gateway.core.ttft import TtftModel
 from tests.core.desk import GPU0, Desk, rid
 
@@ -243,3 +246,19 @@ def test_what_a_dead_server_was_reading_its_next_start_does_not() -> None:
     desk.ask("one", 1_000)
     desk.ask("two", 1_000)
     assert told(desk, "two") < 3 * told(desk, "one")
+
+
+def test_what_is_waited_for_is_no_more_than_what_is_left_to_read() -> None:
+    """However little of the sum is looked at: it is all of it, or it does not matter."""
+    pool = Pool(PoolLedger(GPU0, PoolLimits(10_000)))
+    demand = Demand(cap=1, kv=401, prefill=300, slots=1)
+    alone_s = 0.0
+    for name in ("a", "b", "c"):
+        told = pool.reads(demand, 300, 0.0)
+        hold = Hold("anyone", demand, 300, 0.0, streamed=True, prediction=told, uncached=300)
+        pool.ledger.reserve(rid(name), hold)
+        alone_s = pool.ttft.alone_s(told)
+    for before, after in ((4.0, 3.0), (3.5, 3.0), (2.5, 2.5), (1.5, 1.5), (-1.0, -1.0)):
+        pool.read_by = 10.0 + before * alone_s
+        pool.reads_less(10.0)
+        assert pool.read_by == pytest.approx(10.0 + after * alone_s), before

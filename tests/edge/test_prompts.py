@@ -185,6 +185,15 @@ async def test_a_server_that_makes_scores_of_its_own_takes_them_beside_all(rig) 
     backend.facts = dataclasses.replace(backend.facts, is_generation=False)
     for path, body in NAMING:
         assert (await rig.post(path, body)).status == 200
+    rig.app.fleet._resize(backend)
+    hold = asyncio.Event()
+    rig.engine.queue.append(Behaviour(hold=hold))
+    path, body = NAMING[0]
+    score = asyncio.ensure_future(rig.post(path, body))
+    await rig.engine.arrived()
+    assert (await rig.post(EMBEDDINGS, {"input": "a"})).status == 200, "beside a score, at once"
+    hold.set()
+    assert (await score).status == 200
 
 
 async def test_scores_that_pass_undecided_are_no_words_either(start) -> None:

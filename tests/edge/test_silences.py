@@ -145,3 +145,16 @@ async def test_messages_get_a_ping_and_ollama_an_empty_piece(start) -> None:
         told = lines(data)
         assert told[-1]["done"]
         assert sum(bool(line["message"]["content"]) for line in told) == 4
+
+
+async def test_what_passes_undecided_is_known_by_its_sequences(start) -> None:
+    """The engine's count has each of them in it."""
+    async with start({"admission": "off"}) as rig:
+        leave = asyncio.Event()
+        rig.engine.default = Behaviour(tokens=2, hold=leave, hold_at=1)
+        asked = asyncio.ensure_future(rig.post(CHAT, chat(max_tokens=5, stream=True, n=3)))
+        await rig.engine.arrived()
+        assert rig.app.fleet.backends["gpu0"].sequences == 3
+        leave.set()
+        assert (await asked).status == 200
+        assert rig.app.fleet.backends["gpu0"].sequences == 0

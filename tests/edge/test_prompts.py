@@ -190,7 +190,7 @@ async def test_a_server_that_makes_scores_of_its_own_takes_them_beside_all(rig) 
     rig.engine.queue.append(Behaviour(hold=hold))
     path, body = NAMING[0]
     score = asyncio.ensure_future(rig.post(path, body))
-    await rig.engine.arrived()
+    await rig.engine.arrived(len(rig.engine.seen) + 1)
     assert (await rig.post(EMBEDDINGS, {"input": "a"})).status == 200, "beside a score, at once"
     hold.set()
     assert (await score).status == 200

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
+from tests.ports import free_port
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -31,9 +33,7 @@ class RedisServer:
     def __init__(self, folder: Path, password: str | None = None) -> None:
         self._folder = folder
         self._password = password
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()  # one the kernel gives nobody while this is down
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -45,6 +45,8 @@ def _among_others(books: Books, entry: Entry, pools: list[Pool], now: float) -> 
     if not any(pool.seats(entry.ticket) for pool in pools):
         return "for its adapter's place on a server, which runs so many at once (--max-loras-per-batch)"
     if not any(pool.ledger.fits(entry.demands[pool.ledger.pool], entry.lengths) for pool in pools):
+        if all(_has_no_share(pool) for pool in pools):
+            return "for this gate's share of a server, of which it has none now (see its leases)"
         return "for room on a server"
     if not any(
         pool.compiles(entry.ticket.grammar, entry.demands[pool.ledger.pool], now) for pool in pools
@@ -53,6 +55,11 @@ def _among_others(books: Books, entry: Entry, pools: list[Pool], now: float) -> 
     if held_back(books, books.waiting[entry.ticket.id], entry):
         return "for its client's share of the server"
     return "for its turn"
+
+
+def _has_no_share(pool: Pool) -> bool:
+    """Whether it has nothing of it to grant: others have it all, or the store that tells is away."""
+    return pool.ledger.grants.kv_tokens == 0 < pool.ledger.limits.kv_tokens
 
 
 def _on_trial(pool: Pool) -> bool:

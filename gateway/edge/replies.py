@@ -95,7 +95,7 @@ ADVICE: Final = {
     Code.DEADLINE_UNREACHABLE: "Try again later, or allow more time.",
     Code.QUARANTINED: "This very request was in flight when the server died twice; change it.",
     Code.NO_BACKEND: f"The server is starting or down; try again {AFTER}.",
-    Code.DRAINING: "Try again; another gate, or its next start, may answer.",
+    Code.DRAINING: f"Try again {AFTER}; another gate, or its next start, may answer.",
 }
 """What the client can do about each refusal."""
 

@@ -157,5 +157,6 @@ def _attributes(record: Record, server: str | None) -> Iterator[tuple[str, Any]]
         "kvgate.queue.position": record.position,
         "kvgate.retry": record.retry,
         "kvgate.retry_after": record.retry_after_s,
+        "kvgate.tools_left_out": record.tools_left_out,
     }
     return ((name, value) for name, value in values.items() if value is not None)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.amount import NOTHING, Amount
 from gateway.core.model import ClientRule, PoolLimits, QueueRule
 from gateway.core.quarantine import TRIAL
 from tests.core.desk import GPU0, Desk, rid
@@ -26,6 +27,20 @@ def desk() -> Desk:
 def test_room_is_said_where_room_is_what_lacks(desk: Desk) -> None:
     desk.ask("one", 10, 900)
     desk.ask("late", 10, 200)
+    assert waited(desk) == "waited 30 s for room on a server"
+
+
+def test_a_gate_without_a_share(desk: Desk) -> None:
+    desk.take(desk.core.ceiling(GPU0, NOTHING, desk.now))
+    desk.ask("late", 10, 10)
+    assert waited(desk) == (
+        "waited 30 s for this gate's share of a server, of which it has none now (see its leases)"
+    )
+
+
+def test_a_gate_with_a_small_share_lacks_room(desk: Desk) -> None:
+    desk.take(desk.core.ceiling(GPU0, Amount(15, 500, 8), desk.now))
+    desk.ask("late", 10, 10)
     assert waited(desk) == "waited 30 s for room on a server"
 
 

@@ -49,6 +49,7 @@ async def test_a_stream_that_is_cut_ends_with_an_error_in_its_dialect(start, pat
         assert begun, "what it had had stays"
         data = json.loads(last.rpartition(b"data: ")[2])
         assert data["error"]["code"] == "draining"
+        assert " in 5 s" in data["error"]["message"], "no header can tell it any more"
         assert data.get("type", "error") == "error"
         async with asyncio.timeout(1):
             await seen.ended.wait()

@@ -128,6 +128,7 @@ def test_every_attribute_and_phase_is_documented() -> None:
     section = docs.partition("## Traces")[2].partition("\n## ")[0]
     full = finished(n=2, cap_asked=1, cached_tokens=1, code=Code.QUEUE_FULL, needed=1, available=1)
     full.position, full.retry_after_s, full.session, full.retry = 1, 1.0, "5e551", "early"
+    full.tools_left_out = "web_search=1"
     found = set(spans(full, URL)[0].attributes)
     assert found == set(re.findall(r"`((?:gen_ai|server|http|error|kvgate)\.[a-z_.]+)`", section))
 

@@ -15,6 +15,7 @@ been started, and is the first at a store that came back empty, has brought one 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import re
@@ -197,7 +198,7 @@ class RedisStore:
     async def _eval(self, script: str, name: str, *values: str | bytes | int) -> Any:  # noqa: ANN401
         """What a script answers; all that goes wrong as StoreError."""
         try:
-            return await self._client.eval(script, 1, name, *values)
+            return await self._asked(script, name, *values)
         except self._errors.AuthenticationError:
             msg = "refuses the password (leases.password_env)"
             raise StoreError(msg) from None
@@ -214,6 +215,18 @@ class RedisStore:
                 raise StoreError(msg) from None
             msg = f"does not answer: {type(error).__name__}"
             raise StoreError(msg) from None
+
+    async def _asked(self, script: str, name: str, *values: str | bytes | int) -> Any:  # noqa: ANN401
+        """Raises CancelledError where it was cancelled meanwhile: the package writes by `asyncio.wait_for`,
+        which loses that where the write is done by then (Python before 3.12), and who goes on for ever until
+        it is cancelled, as `edge.common`, would never end."""
+        task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
+        try:
+            return await self._client.eval(script, 1, name, *values)
+        finally:
+            if task is not None and task.cancelling() > before:
+                raise asyncio.CancelledError
 
     async def _look_up_anew(self) -> None:
         """After a failover the one that was the primary lives on as a copy, and so do connections to

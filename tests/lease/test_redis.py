@@ -252,3 +252,23 @@ async def test_a_user_that_may_only_what_leases_need_shares_leases_and_nothing_e
             await narrow.post("a", b"s", b"x", 60.0)
         await store.close()
         await narrow.close()
+
+
+@needs_server
+async def test_whoever_is_cancelled_while_it_asks_ends(tmp_path) -> None:
+    """At any moment of a question: `common` asks once a second for ever, and a gate that goes down waits
+    until that has ended."""
+    with RedisServer(tmp_path) as server:
+        store = RedisStore(server.url)
+        await store.swap("gpu0", "", None, b"")  # the connection is there
+        in_time = 0
+        for turns in range(40):
+            asked = asyncio.ensure_future(store.swap("gpu0", "", None, b""))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            cancelled = asked.cancel()
+            await asyncio.wait([asked])
+            assert asked.cancelled() == cancelled, turns
+            in_time += cancelled
+        assert in_time > 5
+        await store.close()

@@ -54,6 +54,11 @@ class Shed(Exception):
 class Lease:
     """One request's stay: waiting, then holding. Use as an async context manager, once."""
 
+    __slots__ = (
+        *("ticket", "grace_s", "held", "rest", "generated"),
+        *("_gate", "_hold", "_sent", "_outcome"),
+    )
+
     def __init__(self, gate: Gate, ticket: Ticket, grace_s: float) -> None:
         self.ticket = ticket
         self.grace_s = grace_s
@@ -136,8 +141,8 @@ class Lease:
         Raises Shed when its time in the queue is over.
         """
         self.held, self._sent, self.generated, self._hold = None, False, 0, None
-        requeue = self._gate.core.requeue
-        await self._gate.verdict(self, partial(requeue, self.ticket.id, pause_s=pause_s))
+        step = partial(self._gate.core.requeue, self.ticket.id, pause_s=pause_s)
+        await self._gate.verdict(self, step)
 
     def _leave(self, outcome: Outcome) -> None:
         self._outcome = outcome
@@ -267,10 +272,8 @@ class Gate:
         self.core.queue = queue
 
     def occupy(self, pool: PoolId, kv: int, slots: int) -> None:
-        """Charge a pool with tokens and sequences that run there without a ticket of ours.
-
-        Replaces the last such charge; zero takes it away.
-        """
+        """Charge a pool with tokens and sequences that run there without a ticket of ours, in place of the
+        last such charge."""
         self._apply(self.core.foreign(pool, kv, slots, self._step()))
 
     def occupied(self, pool: PoolId) -> tuple[int, int]:
@@ -282,9 +285,8 @@ class Gate:
         """KV tokens that our requests use on a pool now, at least and at most: of a prompt that is
         being read any part may be in, and the last page of each sequence may be empty but for one."""
         ledger = self.core.books.pools[pool].ledger
-        holds = ledger.holds.values()
-        least = sum(hold.used for hold in holds)
-        reading = sum(hold.prompt for hold in holds if hold.prefilling)
+        least = sum(hold.used for hold in ledger.holds.values())
+        reading = sum(hold.prompt for hold in ledger.holds.values() if hold.prefilling)
         return least, least + reading + ledger.slots * ledger.limits.page
 
     def ceiling(self, pool: PoolId, ceiling: Amount, until: float) -> None:
@@ -306,8 +308,7 @@ class Gate:
 
     def limits(self, pool: PoolId) -> PoolLimits | None:
         """Of a pool as a whole; None where it is unknown."""
-        known = self.core.books.pools.get(pool)
-        return None if known is None else known.ledger.limits
+        return known.ledger.limits if (known := self.core.books.pools.get(pool)) else None
 
     def retracted(self, pool: PoolId) -> None:
         """The engine took memory back from requests under way."""
@@ -324,8 +325,7 @@ class Gate:
     def says_ratio(self, pool: PoolId, ratio: float | None) -> None:
         """The engine's new_token_ratio. Taken only while something runs there: an idle engine has
         gone back to its first ratio and does not report that before it works again."""
-        holds = self.core.books.pools[pool].ledger.holds
-        self.core.ratio(pool, ratio if holds else None)
+        self.core.ratio(pool, ratio if self.core.books.pools[pool].ledger.holds else None)
 
     def void(self, pool: PoolId) -> None:
         """A server died."""
@@ -372,10 +372,9 @@ class Gate:
             elif isinstance(transition, Released):
                 if transition.why is Release.VOIDED and transition.id in self._holders:
                     self.voided.add(transition.id)
-            elif isinstance(transition, Refused):
-                waiter = self._waiters[transition.id]
-                if not waiter.done():
-                    waiter.set_exception(Shed(transition.refusal, transition.queued_s))
+            elif isinstance(transition, Refused) and not self._waiters[transition.id].done():
+                shed = Shed(transition.refusal, transition.queued_s)
+                self._waiters[transition.id].set_exception(shed)
         self._alarm.set(self.core.next_wakeup())
 
     def _let_go(self, ident: RequestId) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gateway.core.flows import Entry
     from gateway.core.pools import Pool
 
+NO_SHARE = "for this gate's share of a server, of which it has none now (see its leases)"
+
 
 def waits_for(books: Books, entry: Entry, now: float) -> str:
     """Completes "waited 5 s …"."""
@@ -45,9 +47,7 @@ def _among_others(books: Books, entry: Entry, pools: list[Pool], now: float) -> 
     if not any(pool.seats(entry.ticket) for pool in pools):
         return "for its adapter's place on a server, which runs so many at once (--max-loras-per-batch)"
     if not any(pool.ledger.fits(entry.demands[pool.ledger.pool], entry.lengths) for pool in pools):
-        if all(_has_no_share(pool) for pool in pools):
-            return "for this gate's share of a server, of which it has none now (see its leases)"
-        return "for room on a server"
+        return NO_SHARE if all(_has_no_share(pool) for pool in pools) else "for room on a server"
     if not any(
         pool.compiles(entry.ticket.grammar, entry.demands[pool.ledger.pool], now) for pool in pools
     ):

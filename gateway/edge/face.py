@@ -20,10 +20,9 @@ from __future__ import annotations
 import logging
 import math
 import socket
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp import HttpVersion11, web
+from aiohttp import EMPTY_PAYLOAD, HttpVersion11, web
 from aiohttp.hdrs import CONTENT_LENGTH
 from aiohttp.http import HttpRequestParser, RawRequestMessage
 from aiohttp.http_exceptions import (
@@ -33,17 +32,18 @@ from aiohttp.http_exceptions import (
     LineTooLong,
 )
 from aiohttp.log import server_logger
-from aiohttp.web_protocol import RequestHandler
 
 from gateway.core.model import Code, Refusal
 from gateway.edge import cors, ids, replies
 from gateway.edge.relay import STALLED_S
+from gateway.edge.serial import Serial
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable
 
     from aiohttp import StreamReader
+    from aiohttp.web_protocol import RequestHandler
 
 KEEPALIVE: Final = (
     ("TCP_KEEPIDLE", 30),
@@ -56,9 +56,6 @@ is written to answers nothing: keep-alive does not ask then, and the kernel woul
 of an hour; bytes that nobody takes for `STALLED_S` end the connection."""
 
 HEAD_ENDS: Final = b"\r\n\r\n"
-
-_NOTHING: Final[deque[bytes]] = deque()
-"""The buffer of bodies that were read to their end: nothing comes to it any more."""
 
 STILL_THERE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -201,7 +198,7 @@ class _Heads(list[Any]):
         return first
 
 
-class _Talk(RequestHandler):
+class _Talk(Serial):
     """One connection."""
 
     __slots__ = ("_to_come",)
@@ -242,11 +239,10 @@ class _Talk(RequestHandler):
         self._cache.clear()  # addresses and the like: made again when the next request asks
         if "url" not in request._cache:  # noqa: SLF001 - likewise, but for parts of a whole address
             request._cache.clear()  # noqa: SLF001
-        request._transport_sockname = None  # noqa: SLF001 - our own address: nobody asks
-        body = request.content
-        if not body.is_eof():
+        request._transport_sockname = request._transport_peername = None  # noqa: SLF001 - it was seen
+        if not request.content.is_eof():
             return
-        body._buffer = _NOTHING  # noqa: SLF001 - an empty one has 760 bytes
+        request._payload = EMPTY_PAYLOAD  # noqa: SLF001 - one that is read takes 1.3 KB
         if self._to_come == 0 and not self._messages:
             self._parser = None  # with the last head, which it keeps in two forms: 3 KB
 

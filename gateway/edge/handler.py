@@ -135,8 +135,13 @@ class DataPlane:
     async def _generate(self, request: web.BaseRequest, dialect: Dialect) -> web.StreamResponse:
         trip = Trip(request, dialect, self._gate.now())
         self.under_way.began(trip)
+        answer: web.StreamResponse
         try:
-            return await trip.heart.deliver(await self._answer(trip, dialect))
+            try:
+                answer = await self._admitted(trip, dialect)
+            except (Known, Invalid, bodies.Unread, Shed, UpstreamError) as why:
+                answer = self._instead(trip, why)
+            return await trip.heart.deliver(answer)
         except asyncio.CancelledError:
             if trip.cut and not trip.gone:  # draining is over, and the client is still there
                 return await trip.cut_short()
@@ -152,19 +157,21 @@ class DataPlane:
             asyncio.get_running_loop().call_soon(self._journal.request, record)
             self.under_way.over(trip)
 
-    async def _answer(self, trip: Trip, dialect: Dialect) -> web.StreamResponse:
-        try:
-            return await self._admitted(trip, dialect)
-        except Known as known:
-            return trip.known(known.body)
-        except Invalid as error:
-            return trip.refuse(replies.invalid(str(error), error.param), Code.INVALID_REQUEST)
-        except bodies.Unread as error:
-            return trip.unread(error)
-        except Shed as shed:
-            return trip.refused(self._retries.refused(trip, shed.refusal), shed.queued_s)
-        except UpstreamError as error:
-            return trip.failed(fault(error))
+    def _instead(
+        self, trip: Trip, why: Known | Invalid | bodies.Unread | Shed | UpstreamError
+    ) -> web.Response:
+        """What is answered where there is no server's answer."""
+        match why:
+            case Known():
+                return trip.known(why.body)
+            case Invalid():
+                return trip.refuse(replies.invalid(str(why), why.param), Code.INVALID_REQUEST)
+            case bodies.Unread():
+                return trip.unread(why)
+            case Shed():
+                return trip.refused(self._retries.refused(trip, why.refusal), why.queued_s)
+            case UpstreamError():
+                return trip.failed(fault(why))
 
     async def _admitted(self, trip: Trip, dialect: Dialect) -> web.StreamResponse:
         trip.record.client = name = self._callers.known(trip.request)

@@ -53,6 +53,12 @@ class Places:
 class Heart:
     """The beats of one request. Without `set`, it has none and changes nothing."""
 
+    __slots__ = (
+        *("_request", "_voice", "_ident", "_model", "_tap", "_every_s", "_timer", "_task"),
+        *("_writing", "_resting", "_granted", "_headers", "_waiting", "_places", "_out"),
+        "_takes_events",
+    )
+
     def __init__(self, request: web.BaseRequest, voice: Voice, ident: RequestId) -> None:
         self._request = request
         self._voice = voice

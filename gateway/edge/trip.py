@@ -66,6 +66,12 @@ DRAINED = "drained"
 class Trip:
     """See the module. Times are the gate's clock, seconds."""
 
+    __slots__ = (
+        *("request", "id", "attempts", "refused_connections", "instead", "record", "voice"),
+        *("heart", "began", "read", "tried", "cut", "_fault", "_late", "_first", "_last"),
+        "__weakref__",
+    )
+
     def __init__(self, request: web.BaseRequest, dialect: Dialect, now: float) -> None:
         self.request = request
         # Four digits for the attempt complete a rid of fixed length, so that no rid is the beginning

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def at_rest(trip: Trip, work: Work, retries: Retries) -> None:
     """It has to wait: let go of what that does not need."""
-    face.rest(trip.request)
     retries.rest(trip)
+    face.rest(trip.request)
     work.pack()
 
 

@@ -2,8 +2,8 @@
 
 aiohttp answers each request in a task of its own, which the connection's awaits: ten thousand that wait
 would be as many tasks, contexts and coroutines more, and each that does not wait takes a turn of the loop
-more. Nothing here hangs on a context of its own, and no log of aiohttp's is written. The steps are those of `RequestHandler.start` (aiohttp
-3.14): parser, writer, request and answer stay its own.
+more. Nothing here hangs on a context of its own, and no log of aiohttp's is written. The steps are those
+of `RequestHandler.start` (aiohttp 3.14); parser, writer, request and answer stay aiohttp's own.
 """
 
 from __future__ import annotations

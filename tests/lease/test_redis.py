@@ -261,14 +261,16 @@ async def test_whoever_is_cancelled_while_it_asks_ends(tmp_path) -> None:
     with RedisServer(tmp_path) as server:
         store = RedisStore(server.url)
         await store.swap("gpu0", "", None, b"")  # the connection is there
-        in_time = 0
+        in_time, lost = [], []
         for turns in range(40):
             asked = asyncio.ensure_future(store.swap("gpu0", "", None, b""))
             for _ in range(turns):
                 await asyncio.sleep(0)
-            cancelled = asked.cancel()
+            if asked.cancel():
+                in_time.append(turns)
             await asyncio.wait([asked])
-            assert asked.cancelled() == cancelled, turns
-            in_time += cancelled
-        assert in_time > 5
+            if turns in in_time and not asked.cancelled():
+                lost.append(turns)
         await store.close()
+    assert lost == []
+    assert {0, 1, 2} <= set(in_time), "before an answer can be here"

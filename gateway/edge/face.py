@@ -240,8 +240,9 @@ class _Talk(Serial):
         if "url" not in request._cache:  # noqa: SLF001 - likewise, but for parts of a whole address
             request._cache.clear()  # noqa: SLF001
         request._transport_sockname = request._transport_peername = None  # noqa: SLF001 - it was seen
-        if not request.content.is_eof():
+        if not request._payload.is_eof():  # noqa: SLF001 - `content` would be kept
             return
+        request._cache.pop("content", None)  # noqa: SLF001
         request._payload = EMPTY_PAYLOAD  # noqa: SLF001 - one that is read takes 1.3 KB
         if self._to_come == 0 and not self._messages:
             self._parser = None  # with the last head, which it keeps in two forms: 3 KB

@@ -59,7 +59,6 @@ class Serial(RequestHandler):
                 self.force_close()
             finally:
                 self._answered()
-                request._task = None  # type: ignore[assignment]  # noqa: SLF001  # else a cycle
                 del handler, request  # an idle connection keeps nothing of it
         self._over()
 

@@ -127,7 +127,7 @@ class Bench:
                 all_.rotate()
             for one in all_:
                 self._processes.end(one.pid)
-            # Started first, the same code took a twenty-fifth more than second (nine pairs of ten).
+            # Started first, the same code took a twenty-fifth more than second (four pairs of five).
             there = [one for one in self._targets if one not in self.gone]
             self._targets = there[1:] + there[:1]
         for target, told in seen.items():

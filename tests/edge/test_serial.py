@@ -97,6 +97,15 @@ async def test_an_answer_that_is_raised_is_one() -> None:
         assert await peer.ask() == (403, b"not here"), "its connection goes on"
 
 
+async def test_as_many_as_are_sent_at_once_are_answered() -> None:
+    """More than are read ahead: what pauses reading goes on."""
+    async with serving(fine) as (_, peer):
+        peer.writer.write(GET * 199)
+        for _ in range(199):
+            assert await peer.ask(b"") == (200, b"fine")
+        assert await peer.ask() == (200, b"fine")
+
+
 async def test_half_an_answer_ends_with_its_connection(caplog) -> None:
     async def begin(request: web.BaseRequest) -> web.StreamResponse:
         out = web.StreamResponse()

@@ -166,9 +166,14 @@ class Face:
         flow = Flow(request, ask, server.submit(ask), self._traits)
         try:
             answer = await (flow.stream() if ask.stream else flow.collect())
-        except (asyncio.CancelledError, ConnectionResetError):
+        except asyncio.CancelledError:
             server.leave(ask, started, flowing=flow.flowing)
             raise
+        except (
+            ConnectionResetError
+        ):  # likewise its client has hung up, and nobody reads what is said
+            server.leave(ask, started, flowing=flow.flowing)
+            return empty()
         server.forget(ask)
         return answer
 

@@ -1,6 +1,7 @@
 """The HTTP face: shapes, statuses and timing as the genuine server showed them."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import time
@@ -476,6 +477,19 @@ async def test_streams_with_n_outlive_their_client_until_0_5_12(http):
                 pace(server, SPEED)
             await until(lambda: server.engine.idle)
             assert (server.engine.counters.finished == 2) is survives, version
+
+
+async def test_who_hangs_up_in_the_middle_is_no_error_in_the_log(http, monkeypatch, caplog):
+    async def closing(*_):
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    async with twin() as server:
+        monkeypatch.setattr(aiohttp.web.StreamResponse, "write", closing)
+        body = {"messages": HELLO, "stream": True, "max_tokens": 9}
+        with contextlib.suppress(aiohttp.ClientError):
+            await post(http, server, "/v1/chat/completions", **body)
+        await until(lambda: server.engine.idle)
+    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == []
 
 
 async def test_abort_request_matches_by_prefix(http):

@@ -16,7 +16,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gateway.core.appetite import appetite, steady
+from gateway.core.appetite import appetite, steady, uses
 from gateway.core.envelope import LEAST_SHARE
 from gateway.core.model import Granted, Outcome, Refused, Release, Released
 from gateway.tasks import Alarm
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Transition,
         View,
     )
+    from gateway.core.unseen import Look
 
 
 class Shed(Exception):
@@ -282,12 +283,8 @@ class Gate:
         return ledger.foreign, ledger.foreign_slots
 
     def uses(self, pool: PoolId) -> tuple[int, int]:
-        """KV tokens that our requests use on a pool now, at least and at most: of a prompt that is
-        being read any part may be in, and the last page of each sequence may be empty but for one."""
-        ledger = self.core.books.pools[pool].ledger
-        least = sum(hold.used for hold in ledger.holds.values())
-        reading = sum(hold.prompt for hold in ledger.holds.values() if hold.prefilling)
-        return least, least + reading + ledger.slots * ledger.limits.page
+        """KV tokens that our requests use on a pool now, at least and at most."""
+        return uses(self.core.books.pools[pool].ledger)
 
     def ceiling(self, pool: PoolId, ceiling: Amount, until: float) -> None:
         """Grant no more than that of a pool in all, until then (the loop's clock), and after it nothing."""
@@ -321,6 +318,10 @@ class Gate:
     def recall(self, pool: PoolId, share: float) -> None:
         """What an earlier gate had learned of a pool that nothing has started on yet."""
         self.core.books.pools[pool].ledger.envelope.share = min(max(share, LEAST_SHARE), 1.0)
+
+    def looked(self, pool: PoolId, look: Look) -> None:
+        """A server said what it holds of a pool (see `core.unseen`)."""
+        self._apply(self.core.looked(pool, look, self._step()))
 
     def says_ratio(self, pool: PoolId, ratio: float | None) -> None:
         """The engine's new_token_ratio. Taken only while something runs there: an idle engine has

@@ -33,7 +33,7 @@ Invariants (each held by a property test in tests/core)
 
 Modules: `model` (values), `caps` (what cap, what demand), `ledger` (what is reserved of one pool), `pools`
 (the pool around it, and where its server is in its work), `mirror`, `lengths`, `outlook` and `confidence`
-(what it is likely to come to), `ttft` (when a first token will come), `flows`
+(what it is likely to come to), `ttft` (when a first token will come), `unseen` (where nobody sees it), `flows`
 (clients, shares, order), `books` (all state and the moves between), `choice` (who starts next), `placement`
 (which pool), `reasons` (what keeps one waiting), `drainrate` (Retry-After). Every decision is in three
 classes, each built on the one before: `turns` (the moves), `bounds` (what may wait), `admission` (the rest).

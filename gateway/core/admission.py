@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gateway.core import door, rounds
+from gateway.core import door, rounds, unseen
 from gateway.core.books import Timer
 from gateway.core.bounds import Bounds
 from gateway.core.flows import Entry
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Ticket,
         Transition,
     )
+    from gateway.core.unseen import Look
 
 
 NO_USE = Use()
@@ -235,6 +236,7 @@ class Admission(Bounds):
         ledger.shared_with(0, 0)
         self.books.pools[pool].prefixes.forget()
         self.books.pools[pool].compiling.forget()
+        self.books.pools[pool].counted = None
         for ident in list(ledger.holds):
             hold = self.books.void(ident)
             out.append(Released(ident, pool, hold.demand, Release.VOIDED))
@@ -248,6 +250,11 @@ class Admission(Bounds):
         ledger.envelope.retracted()
         ledger.confidence.alarm(now)
         return self.advance(now)
+
+    def looked(self, pool: PoolId, look: Look, now: float) -> list[Transition]:
+        """Its engine said what it holds: prompts may be read whose first token nobody sees. Raises KeyError for
+        an unknown pool."""
+        return self.advance(now) if unseen.looked(self.books.pools[pool], look, now) else []
 
     def foreign(self, pool: PoolId, tokens: int, slots: int, now: float) -> list[Transition]:
         """So many tokens and sequences run there without a ticket of ours: room is left for them.

@@ -94,3 +94,11 @@ def _head(books: Books, pool: PoolId, now: float) -> Entry | None:
             return entry
         first = first or entry
     return first
+
+
+def uses(ledger: PoolLedger) -> tuple[int, int]:
+    """KV tokens that our requests use on a pool now, at least and at most: of a prompt that is being read any
+    part may be in, and the last page of each sequence may be empty but for one."""
+    least = sum(hold.used for hold in ledger.holds.values())
+    reading = sum(hold.prompt for hold in ledger.holds.values() if hold.prefilling)
+    return least, least + reading + ledger.slots * ledger.limits.page

@@ -174,6 +174,7 @@ class Books:
         grammar = ticket.grammar
         if grammar is not None and not place.compiling.is_new(grammar):
             grammar = None
+        told = place.reads(demand, left, now, waits=grammar is not None)
         hold = Hold(
             client=ticket.client.name,
             demand=demand,
@@ -181,7 +182,7 @@ class Books:
             since=now,
             streamed=ticket.streamed,
             lengths=entry.lengths if demand.start else None,
-            prediction=place.reads(demand, left, now, waits=grammar is not None),
+            prediction=told,
             hoped=hoped,
             uncached=left,
             compile_s=None if grammar is None else grammar.seconds,
@@ -204,8 +205,7 @@ class Books:
         if demand.prefill == 0:
             ledger.prefilled(ticket.id, now)
         elif not ticket.streamed:
-            rate = max(place.prefill_rate, 1.0)
-            hold.prefilled_by = now + (hold.compile_s or 0.0) + hold.uncached / rate
+            hold.prefilled_by = now + (hold.compile_s or 0.0) + place.read_in(told, left)
             self.at(hold.prefilled_by, Timer.PREFILLED, ticket.id)
         return hold
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PREFILL_RATE = 1_000.0
 """Prompt tokens per second assumed until one was measured: the low end of a 24 GB card with a
-27B model. Used only where the first token cannot be seen (answers that are not streamed)."""
+27B model."""
 
 LEARN = 0.2
 """Weight of the newest prefill-rate sample: five samples forget a cold start."""
@@ -50,6 +50,7 @@ class Pool:
     started: int = 0  # requests, so far
     until: float = math.inf  # how long the ceiling holds; after that nothing is granted
     read_by: float = 0.0  # when all prompts sent so far were predicted to be read
+    counted: tuple[int, float] | None = None  # by its engine: prompt tokens read, and in what time
     heard: float = -math.inf  # when the server was last heard: one of its steps ended then
 
     def fits(self, demand: Demand, entry: Entry) -> bool:
@@ -133,6 +134,21 @@ class Pool:
         self.prefill_rate += LEARN * (hold.uncached / took - self.prefill_rate)
         if hold.prediction is not None:
             self.ttft.learn(hold.prediction, took, now)
+
+    def read_in(self, told: Prediction, left: int) -> float:
+        """Seconds until a prompt of which nobody sees the first token is taken to be read: as predicted, but no
+        longer than at the pace of all so far. Of small ones predictions learn little of how long a large one takes."""
+        wait_s = told.features[1]
+        return min(told.likely, wait_s + left / max(self.prefill_rate, 1.0))
+
+    def reads_at(self, tokens: int, seconds: float, now: float, *, slower: bool = False) -> None:
+        """So many prompt tokens were read in so long at most, or, where it may be `slower` than believed, just
+        so long (see `unseen`). Nothing is to be learned of it where first tokens tell."""
+        if tokens <= 0 or self.ttft.tested(now):
+            return
+        rate = tokens / seconds
+        self.prefill_rate = rate if slower else max(rate, self.prefill_rate)
+        self.ttft.reads_at(rate, slower=slower)
 
     def first_token_s(self, demand: Demand, lead: Lead, now: float) -> float:
         """The same in seconds, as is likely."""

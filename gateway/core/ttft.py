@@ -124,6 +124,12 @@ class TtftModel:
                     self._cov[i][j] *= shrink
                     self._cov[j][i] *= shrink
 
+    def reads_at(self, rate: float, *, slower: bool) -> None:
+        """So many tokens of a prompt are read in a second, or more; just so many where it may be `slower` than
+        believed. For as long as nothing was `tested`: no sample, only a better guess."""
+        per_k = 1000.0 / rate
+        self._weights[2] = per_k if slower else min(per_k, self._weights[2])
+
     def _likely(self, features: tuple[float, ...]) -> float:
         # Written out: a generator would take five times as long, for each request that is read.
         a, b, c, d, e = self._weights

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gateway.core import rounds
+from gateway.core import rounds, unseen
 from gateway.core.amount import NOTHING
 from gateway.core.books import Books, Timer
 from gateway.core.choice import next_to_start
@@ -168,6 +168,8 @@ class Turns:
         pool, client = self.books.held[ident].pool, self.books.held[ident].entry.ticket.client
         hold = self.books.let_go(ident, done=learn, begun=why not in NEVER_BEGUN)
         if hold is not None:
+            if learn:
+                unseen.answered(self.books.pools[pool], hold, now)
             if hold.prefilling:
                 self.books.pools[pool].reads_less(now)
             if learn:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from gateway.core.model import PoolId
+from gateway.core.unseen import Look
 from gateway.disk import Clerk
 from gateway.edge import replies
 from gateway.edge.dialects import Engine
@@ -22,10 +24,10 @@ from gateway.upstream.client import Client
 from gateway.upstream.watch import Life
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from gateway.core.books import Books
-    from gateway.core.model import PoolId, RequestId
+    from gateway.core.model import RequestId
     from gateway.edge.elsewhere import Elsewhere
     from gateway.policy.schema import Backend as BackendPolicy
     from gateway.tokens import Counter
@@ -250,6 +252,27 @@ class Backend:
         if loads.running + loads.waiting >= self._known(taken_at):
             self._counted_at = taken_at
         self._loads_came.set()
+
+    def looks(self, loads: LoadsFacts) -> Iterator[tuple[PoolId, Look]]:
+        """What that tells of prompts whose first token nobody sees. What others run there is no proof for ours."""
+        for load in loads.ranks:
+            pool = PoolId(self.name, load.rank)
+            if pool not in self.pools:
+                continue
+            others = self.others[load.rank].running if load.rank in self.others else 0
+            if (before := self.elsewhere.get(load.rank)) is not None:
+                others += before.charge.requests
+            yield (
+                pool,
+                Look(
+                    at=self._loads_at - (load.age_s or 0.0),
+                    running=max(load.running - others, 0),
+                    waiting=load.waiting,
+                    unread=load.waiting_uncached,
+                    read=load.prefilled,
+                    read_s=load.prefill_s,
+                ),
+            )
 
     async def gone(self, since: float, start: int, wait_s: float) -> bool:
         """Wait until the engine's own counts prove that nothing runs but what we know of, or until

@@ -318,6 +318,8 @@ class Fleet:
             self._compare(backend, loads)
         else:
             self.on_loads(backend, loads)
+        for of, look in backend.looks(loads):
+            self._gate.looked(of, look)
         self._signals.due(backend)
         if self._deaths.counted(backend, loads):
             self._resize(backend)

@@ -150,6 +150,7 @@ class Engine:
             self.memory,
             running=len(self._batch),
             waiting=self._line.queue,
+            prefilling=self._prefilling,
             counters=self.counters,
             ratio=self.ratio.now,
             last=self.gauges,
@@ -250,6 +251,7 @@ class Engine:
             decode=self._decoding,
             read=self._batch.filled if self._decoding else 0,
         )
+        self.counters.prefill_s += seconds
         self._pace.plan([now + seconds])
         if not self._coarse:
             self.gauges = self.publish(now)

@@ -210,17 +210,14 @@ class Facts:
             body |= {
                 "timestamp": _wall() - age,
                 "dp_rank": 0,
-                "num_waiting_uncached_tokens": shot.total - shot.used,
+                "num_waiting_uncached_tokens": shot.unread,
                 "num_active_tokens": shot.total,
-                "total_prefill_uncached_tokens": WARM_UP + self._prefilled(),
+                "total_prefill_uncached_tokens": WARM_UP + shot.read,
+                "total_prefill_busy_us": int(shot.read_s / self.server.speed * 1e6),
             }
         else:
             body["num_total_reqs"] = shot.running + shot.waiting
         return body
-
-    def _prefilled(self) -> int:
-        counters = self.server.engine.counters
-        return counters.prompt_tokens - counters.cached_tokens
 
     async def get_load(self, _request: web.Request) -> web.Response:
         """GET /get_load, gone in 0.5.23."""
@@ -232,7 +229,7 @@ class Facts:
             "num_tokens": shot.total,
         }
         if self.traits.has_loads:
-            body |= {"num_pending_tokens": shot.total - shot.used, "ts_tic": self.server.now()}
+            body |= {"num_pending_tokens": shot.unread, "ts_tic": self.server.now()}
         return json_answer([body])
 
     async def metrics(self, _request: web.Request) -> web.Response:

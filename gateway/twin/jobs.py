@@ -162,6 +162,7 @@ class Counters:
     cached_tokens: int = 0  # of them, found in the cache
     generated_tokens: int = 0
     prefill_tokens: int = 0  # computed in prefill, those of retracted requests again
+    prefill_s: float = 0.0  # what that took
     stepped: float = 0.0  # when the last step ended
     prefill_steps: int = 0
     decode_steps: int = 0

@@ -27,6 +27,9 @@ class Snapshot:
     waiting: int = 0
     used: int = 0
     total: int = 0  # used plus what the queue still has to prefill
+    unread: int = 0  # prompt tokens of the queue, and of a prompt of which chunks are left
+    read: int = 0  # prompt tokens computed since the start
+    read_s: float = 0.0  # what that took
     evictable: int = 0
     generated: int = 0  # tokens since the start
     throughput: float = 0.0  # generated tokens/s since the gauges last moved
@@ -41,6 +44,7 @@ def take(
     *,
     running: int,
     waiting: list[Job],
+    prefilling: list[Job],
     counters: Counters,
     ratio: float,
     last: Snapshot,
@@ -48,13 +52,17 @@ def take(
     """The state of a scheduler; rates since `last`."""
     span = now - last.at
     made = counters.generated_tokens
+    queued = sum(job.target for job in waiting)
     return Snapshot(
         at=now,
         capacity=memory.pool.capacity,
         running=running,
         waiting=len(waiting),
         used=memory.used,
-        total=memory.used + sum(job.target for job in waiting),
+        total=memory.used + queued,
+        unread=queued + sum(job.target - job.filled for job in prefilling),
+        read=counters.prefill_tokens,
+        read_s=counters.prefill_s,
         evictable=memory.cache.evictable,
         generated=made,
         throughput=(made - last.generated) / span if span > 0 else last.throughput,

@@ -33,6 +33,7 @@ class RankLoad:
     throughput: float | None = (
         None  # tokens generated a second, of the whole batch, where it generates
     )
+    prefill_s: float | None = None  # what reading `prefilled` took, seconds (>= 0.5.17)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ def _load(row: JsonDict, index: int, now: float | None) -> RankLoad | None:
         return None
     taken = as_seconds(row.get("timestamp"))
     rank = as_int(row.get("dp_rank"), at_least=0)
+    busy_us = as_int(row.get("total_prefill_busy_us"), at_least=0)
     return RankLoad(
         rank=index if rank is None else rank,
         running=running,
@@ -107,6 +109,7 @@ def _load(row: JsonDict, index: int, now: float | None) -> RankLoad | None:
         prefilled=as_int(row.get("total_prefill_uncached_tokens"), at_least=0),
         age_s=None if taken is None or now is None else max(now - taken, 0.0),
         throughput=as_positive(row.get("gen_throughput")),
+        prefill_s=None if busy_us is None else busy_us / 1e6,
     )
 
 

@@ -67,6 +67,10 @@ class Facts(Protocol):
     def radix_disabled(self) -> bool:
         """Whether it forgets each prompt once it is answered."""
 
+    @property
+    def is_generation(self) -> bool:
+        """Whether it writes; else it embeds, scores or classifies."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
@@ -83,7 +87,14 @@ class PoolFacts:
     conservativeness: float = 1.0
     radix_disabled: bool = False
     adapters_at_once: int | None = None
+    is_generation: bool = True
 
+
+CHUNKS_READ = 2
+"""Prefill chunks at once for a server that generates nothing: it would stand still while the next prompts come over
+and are tokenized, where others decode meanwhile. A genuine 0.5.17 on two cores, 1,650 tokens a request, answered 0.74
+times what it did alone with one chunk, and 1.0 times with two, three, four and eight (medians of three turns in one
+run); chats of as many tokens and two words lost nothing with one."""
 
 Part = Callable[[int], int]
 """Which part of a bound is this gate's, see `seat`."""
@@ -172,6 +183,8 @@ def _slots(asked: int | None, served: int | None) -> int:
 
 
 def _auto_prefill(facts: Facts) -> int:
-    """One prefill chunk of the server, so that nothing waits inside the engine."""
+    """One prefill chunk of the server, so that nothing waits inside the engine; CHUNKS_READ where it only reads."""
     chunk = facts.chunk if facts.chunk is not None and facts.chunk > 0 else facts.max_prefill
-    return UNBOUNDED if chunk is None else max(chunk, LEAST_PREFILL_TOKENS)
+    if chunk is None:
+        return UNBOUNDED
+    return max(chunk, LEAST_PREFILL_TOKENS) * (1 if facts.is_generation else CHUNKS_READ)

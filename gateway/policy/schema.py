@@ -93,7 +93,8 @@ class Backend(Section):
     """Prompt tokens in prefill at once, per data-parallel rank; one longer prompt goes alone.
     Default auto: one prefill chunk of the server (chunked_prefill_size, or max_prefill_tokens
     where chunking is off), at least 2,048: the engine works on one chunk a step, so more would
-    only wait inside it, where nobody can bound, order or withdraw it."""
+    only wait inside it, where nobody can bound, order or withdraw it. Two where the server generates
+    nothing (embeddings, scores): with one it would stand still between two."""
 
     compile_s: SecondsOrOff = 10.0
     """Seconds of one core that grammars (JSON schemas, regular expressions, tools that must be called) may take

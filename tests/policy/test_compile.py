@@ -30,6 +30,7 @@ class Server:
     conservativeness: float = 1.0
     radix_disabled: bool = False
     adapters_at_once: int | None = None
+    is_generation: bool = True
 
 
 def test_without_a_policy_the_server_decides() -> None:
@@ -110,6 +111,14 @@ def test_prefill_is_one_chunk_of_the_server(
         pool_limits(Backend(url=URL), Server(chunk=chunk, max_prefill=max_prefill)).prefill_tokens
         == tokens
     )
+
+
+def test_a_server_that_only_reads_gets_the_next_chunk_while_it_reads_one() -> None:
+    embeds = Server(is_generation=False)
+    assert pool_limits(Backend(url=URL), embeds).prefill_tokens == 2 * 2048
+    assert pool_limits(Backend(url=URL, prefill_tokens=5_000), embeds).prefill_tokens == 5_000
+    unknown = Server(is_generation=False, chunk=None, max_prefill=None)
+    assert pool_limits(Backend(url=URL), unknown).prefill_tokens == PoolLimits(1).prefill_tokens
 
 
 @given(st.integers(0, 10_000_000), st.integers(1, 256), st.floats(0, 0.5))

@@ -165,11 +165,11 @@ class Turns:
         learn: bool = False,
     ) -> None:
         """Take a held request out of the books; a voided one has nothing left in them."""
-        pool, client = self.books.held[ident].pool, self.books.held[ident].entry.ticket.client
+        pool, ticket = self.books.held[ident].pool, self.books.held[ident].entry.ticket
         hold = self.books.let_go(ident, done=learn, begun=why not in NEVER_BEGUN)
         if hold is not None:
             if learn:
-                unseen.answered(self.books.pools[pool], hold, now)
+                unseen.answered(self.books.pools[pool], hold, now, scores=ticket.scores)
             if hold.prefilling:
                 self.books.pools[pool].reads_less(now)
             if learn:
@@ -177,7 +177,7 @@ class Turns:
                 self.books.pools[pool].heard = now
             if why in USED and (learn or hold.seen or why is not Release.ENDED):
                 # What failed before its first token took nothing from anybody.
-                self.meters.charge(client, hold.prompt + hold.seen, now)
+                self.meters.charge(ticket.client, hold.prompt + hold.seen, now)
             self._drain.released(hold.demand.kv, now)
             self._drain.busy(now, is_busy=bool(self.books.held))
             out.append(Released(ident, pool, hold.demand, why))

@@ -9,12 +9,13 @@ So these are heard:
   speed; less where prompts are small, as each step has its fixed cost.
 - *The engine's count of requests*: where it runs as many sequences as it had been sent, and none waits, it has read
   all that it had been sent. Of those from one on, so many tokens took at most from when that one was sent until then.
-- *The whole answer*: its prompt was read by then. Where nothing is generated (embeddings, scores) that is when the
-  first token would have come.
+- *The whole answer*: its prompt was read by then. Where nothing is generated (embeddings) that is when the first token
+  would have come.
 
-All but the last are bounds: they are believed where they say faster, and only a large count of the engine's own
-says slower. Where first tokens of streams are seen (`TtftModel.tested`), these alone say how fast it is. A belief
-that is too fast hands prompts over early, which then wait within the engine: their KV is booked all the same.
+These are bounds, but for large counts of the engine's own and for answers of which nothing was generated: a bound is
+believed where it says faster, never where slower. Where first tokens of streams are seen (`TtftModel.tested`), these
+alone say how fast it is. A belief that is too fast hands prompts over early, which then wait within the engine: their
+KV is booked all the same.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ def looked(pool: Pool, look: Look, now: float) -> bool:
     return True
 
 
-def answered(pool: Pool, hold: Hold, now: float) -> None:
-    """A whole answer came to a request."""
+def answered(pool: Pool, hold: Hold, now: float, *, scores: bool = False) -> None:
+    """A whole answer came to a request. `scores`: of each token of its prompt, which takes longer than to read it."""
     if hold.streamed:
         return
-    if hold.demand.cap == 0:  # nothing was generated
+    if hold.demand.cap == 0 and not scores:  # nothing was generated
         pool.has_read(hold, now)
     elif hold.prefilling and hold.timed and hold.compile_s is None and pool.counted is None:
         pool.reads_at(hold.uncached, max(now - hold.since, LEAST_S), now)

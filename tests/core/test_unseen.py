@@ -122,6 +122,16 @@ def test_a_whole_answer_shows_that_its_prompt_was_read() -> None:
     assert guessed(desk, 4_000) == pytest.approx(0.55)
 
 
+def test_scores_take_longer_than_reading() -> None:
+    desk = Desk(gpu0=ROOM)
+    for number in range(10):
+        desk.ask(f"score {number}", 1_000, 0, streamed=False, scores=True)
+        desk.now += 0.5
+        desk.finish(f"score {number}")
+    assert not desk.core.books.pools[GPU0].ttft.tested(desk.now)
+    assert guessed(desk, 1_000) == pytest.approx(0.55), "a bound, no sample"
+
+
 def test_where_nothing_is_generated_the_answer_is_the_first_token() -> None:
     desk = Desk(gpu0=ROOM)
     for number in range(60):

@@ -367,6 +367,7 @@ class Backend:
             chat_template=facts.chat_template or None,
             tool_parser=facts.tool_parser or None,
             fast=self.policy.tokenizer_engine == "fast",
+            told=key,
         )
         # Where they could not even be looked for, they are at the next start.
         self._counted_as = key if self._disk.answers else None

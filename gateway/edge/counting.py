@@ -20,12 +20,14 @@ from gateway.gate import Shed
 from gateway.tokens import Busy, CountRefused, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from gateway.edge.backend import Backend
     from gateway.edge.callers import Callers
     from gateway.edge.dialects import Body
     from gateway.edge.lobby import Lobby
     from gateway.policy.schema import Policy
-    from gateway.tokens import Counted
+    from gateway.tokens import Counted, Counter, Known
 
 
 METHOD = "x-kvgate-count-method"
@@ -40,15 +42,20 @@ knows how long it is."""
 
 async def count(backends: list[Backend], kind: Kind, body: Body, size: int, client: str) -> Counted:
     """The count of the ready servers' model; the largest where models differ. `size` in bytes.
+    Of servers that count alike one is asked: eight would count each prompt eight times.
 
     Raises Invalid where there is no prompt to count, and Shed where no server is ready, or where too
     much of this client waits to be counted.
     """
-    counters = {id(b.counter): b.counter for b in backends if b.ready and b.counter is not None}
+    counters: dict[Hashable, Counter] = {}
+    for backend in backends:
+        if backend.ready and backend.counter is not None:
+            counters.setdefault(backend.counter.kin, backend.counter)
+    known: Known = {}
     best: Counted | None = None
     try:
         for counter in counters.values():
-            counted = await counter.count(kind, body, size, client)
+            counted = await counter.count(kind, body, size, client, known=known)
             if best is None or counted.total > best.total:
                 best = counted
     except CountRefused as refused:

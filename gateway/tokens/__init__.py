@@ -8,7 +8,7 @@ the server's /v1/tokenize, or bounded by bytes (`bound`). Media cost what their 
 
 from gateway.tokens.anthropic import Conversion
 from gateway.tokens.build import build_counter
-from gateway.tokens.counter import Counter, Unavailable
+from gateway.tokens.counter import Counter, Known, Unavailable
 from gateway.tokens.faults import Unreadable
 from gateway.tokens.images import MediaRules
 from gateway.tokens.locate import find_tokenizer
@@ -22,6 +22,7 @@ __all__ = [
     "Counted",
     "Counter",
     "Kind",
+    "Known",
     "MediaRules",
     "Method",
     "Unavailable",

@@ -15,7 +15,7 @@ from gateway.tokens.images import rules_for
 from gateway.tokens.profile import profile_for
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Hashable
     from pathlib import Path
 
 TOKENIZES_CHATS: Final = (0, 5, 12)
@@ -40,6 +40,7 @@ async def build_counter(
     conversion: Conversion | None = None,
     fast: bool = False,
     remote_ids: Callable[[dict[str, Any]], Awaitable[object]] | None = None,
+    told: Hashable = None,
 ) -> Counter:
     """A counter for the model whose files are in `tokenizer_dir`, as `engine_version` counts.
 
@@ -47,7 +48,8 @@ async def build_counter(
     `tokens`, from which sentences of models without a template are learned; `model_type`
     is what the server says of it, for images (default: as in config.json); `chat_template` the
     server's --chat-template argument, `tool_parser` its --tool-call-parser; `conversion` what only its arguments tell about Anthropic
-    bodies; `fast` asks for the optional engine (see `fast`). Never raises: what is missing or
+    bodies; `fast` asks for the optional engine (see `fast`); `told` is the same for servers that say the same of
+    themselves: where they alone can count, one of them is asked for all. Never raises: what is missing or
     broken becomes one of the counter's `notes`, and the next best way of counting is used. Takes
     seconds, off the loop.
     """
@@ -75,6 +77,7 @@ async def build_counter(
             media=media,
             remote_takes_chats=takes_chats,
             notes=(*notes, note),
+            kin=None if remote is None or told is None else (told, conversion, media, takes_chats),
         )
     if conversion is None and files.template is not None:
         conversion = Conversion(
@@ -99,6 +102,7 @@ async def build_counter(
         ids=files.text.ids,
         remote_takes_chats=takes_chats,
         notes=(*notes, *found.notes),
+        kin=(found.local.kin, conversion, media, takes_chats),
     )
 
 

@@ -27,7 +27,7 @@ from gateway.tokens.model import Accuracy, Busy, Counted, CountRefused, Kind, Me
 from gateway.tokens.request import Request, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
     from gateway.tokens.anthropic import Conversion
 
@@ -58,6 +58,10 @@ class Unavailable(Exception):
 Way = Callable[[Request, int, str], Awaitable[tuple[int, ...]]]
 """Counts the prompts of a request whose body has so many bytes, for a client; raises Unavailable, and Busy
 where that client's turn does not come."""
+
+
+Known = dict["Hashable", tuple[tuple[int, ...], list[tuple[int, int]]] | str]
+"""By kin, what was counted of one body: tokens of its prompts, and their lead; or why it could not be."""
 
 
 MOST_IDS = 262_208
@@ -100,8 +104,10 @@ class Counter:
         remote_takes_chats: bool = True,
         ids: int | None = None,
         notes: tuple[str, ...] = (),
+        kin: Hashable = None,
     ) -> None:
         """`exact` tells whether calibration believed `local`; `notes` is what people should read.
+        `kin` is the same for those that count alike where they are believed, None where none does.
 
         `ids` is one more than the largest token id of the model, None where that is not known.
         `remote_takes_chats` is false of servers before 0.5.12, which count plain text only.
@@ -112,6 +118,7 @@ class Counter:
         self._remote_takes_chats = remote_takes_chats
         self._conversion = conversion
         self._media = media or MediaRules()
+        self._kin = kin
         # A local estimate is close: believe that it is low, never that it is high.
         self._corrections = {Method.ESTIMATE: Correction(floor=1.0), Method.BOUND: Correction()}
         self._meter = Meter()
@@ -125,6 +132,11 @@ class Counter:
     def notes(self) -> tuple[str, ...]:
         """What was found at start: where the tokenizer came from, what disagreed."""
         return self._notes
+
+    @property
+    def kin(self) -> Hashable:
+        """Of counters with the same one any may be asked: they say the same."""
+        return self if self._kin is None or not self._exact else self._kin
 
     @property
     def fallbacks(self) -> Mapping[str, int]:
@@ -146,11 +158,18 @@ class Counter:
         return self._meter.snapshot(self._corrections[basis])
 
     async def count(
-        self, kind: Kind, body: Mapping[str, Any], body_bytes: int, client: str = ""
+        self,
+        kind: Kind,
+        body: Mapping[str, Any],
+        body_bytes: int,
+        client: str = "",
+        *,
+        known: Known | None = None,
     ) -> Counted:
         """Tokens of each prompt in `body`, which was `body_bytes` long on the wire. Clients take turns.
 
-        Raises CountRefused where the body has no prompt, and nothing else on any input; and Busy where
+        `known` is what others have counted of this body: of those that are alike only the first counts, and what
+        each believes of that is its own. Raises CountRefused where the body has no prompt, and nothing else on any input; and Busy where
         too much of this client waits to be counted.
         """
         request = read(kind, body, self._conversion)
@@ -158,7 +177,8 @@ class Counter:
             msg = f"Token id {request.largest_id}: the largest here is {self._ids - 1}."
             raise CountRefused(msg)
         pixels = pixels_of(request)
-        basis, prompts, why = await self._best(request, body_bytes, client)
+        known = {} if known is None else known
+        basis, prompts, why = await self._best(request, body_bytes, client, known)
         in_text = 0 if basis is Method.BOUND else 1
         extra, media_exact = media_tokens(request, self._media, in_text)
         images = sum(item.modality == "image" for item in request.media)
@@ -214,14 +234,14 @@ class Counter:
         return error
 
     async def _best(
-        self, request: Request, body_bytes: int, client: str
+        self, request: Request, body_bytes: int, client: str, known: Known
     ) -> tuple[Method, tuple[int, ...], str]:
         """The best way that answers, its numbers before correction and media, and where only the bytes
         do, what is wrong with the body, or LATE."""
         if all(isinstance(prompt, int) for prompt in request.prompts) and request.chat is None:
             return Method.EXACT, tuple(int(prompt) for prompt in request.prompts), ""
         local, fault, late = self._local, "", ""
-        ways = self._ways(request)
+        ways = self._ways(request, known)
         for name, method, way in ways:
             try:
                 return method, await way(request, body_bytes, client), ""
@@ -242,13 +262,14 @@ class Counter:
                 self._fallbacks[f"{name}_error"] += 1
         return Method.BOUND, await bounded(request, body_bytes), fault or late
 
-    def _ways(self, request: Request) -> list[tuple[str, Method, Way]]:
+    def _ways(self, request: Request, known: Known) -> list[tuple[str, Method, Way]]:
         """Those there are for this request, the best first."""
         local, remote = self._local, self._remote
         ways: list[tuple[str, Method, Way]] = []
         if local is not None:
             believed = Method.EXACT if self._exact else Method.ESTIMATE
-            ways.append(("local", believed, local.count))
+            count = local.count if self._kin is None else partial(self._once, local, known)
+            ways.append(("local", believed, count))
         outlined = request.chat is not None and not self._remote_takes_chats
         if remote is not None and not outlined:
             ways.append(("remote", Method.EXACT, partial(self._ask, remote)))
@@ -257,6 +278,22 @@ class Counter:
         elif remote is not None and outlined:
             ways.append(("remote", Method.ESTIMATE, partial(self._ask, remote)))
         return ways
+
+    async def _once(
+        self, local: LocalCount, known: Known, request: Request, body_bytes: int, client: str
+    ) -> tuple[int, ...]:
+        found = known.get(self._kin)
+        if found is None:
+            try:
+                prompts = await local.count(request, body_bytes, client)
+                found = prompts, request.lead
+            except Unavailable as why:
+                found = why.reason
+            known[self._kin] = found
+        if isinstance(found, str):
+            raise Unavailable(found)
+        prompts, request.lead[:] = found
+        return prompts
 
     async def _ask(
         self,

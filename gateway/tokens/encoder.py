@@ -34,7 +34,7 @@ from gateway.tokens.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
 CACHE_BYTES: Final = 32 << 20
 """Memory for remembered pieces: 144,000 of them, some hundreds of long conversations."""
@@ -158,6 +158,8 @@ class TextCounter:
         self._splitter = splitter
         self.prefix = prefix
         self.cache = SegmentCache(cache_bytes)
+        self.shared: object = None
+        """What it has in common with those of other servers, and what keeps that alive."""
 
     def count(
         self, text: str, until: float = math.inf, lead: list[tuple[int, int]] | None = None
@@ -192,6 +194,11 @@ class TextCounter:
                 mark = hash((mark, key))
                 lead.append((mark, before))
         return total
+
+    @property
+    def kin(self) -> Hashable:
+        """The same for two that count alike: they have one vocabulary, see `shared`."""
+        return self.cache, self.prefix
 
     def use_fast(self, content: bytes) -> str:
         """Count with fastokens from now on, if it counts alike; a note on what came of it."""

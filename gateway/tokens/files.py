@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 import jinja2
 import orjson
 
-from gateway.tokens.encoder import TextCounter, load_text_counter
 from gateway.tokens.encoders import Spec, spec_of
+from gateway.tokens.shared import text_counter
 from gateway.tokens.spelling import Spelling
 from gateway.tokens.template import ChatTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from gateway.tokens.encoder import TextCounter
 
 
 _UNKNOWN: Final = ("KimiK3", "InklingForConditionalGeneration")
@@ -56,11 +58,8 @@ def read_files(
     text, content = None, b""
     try:
         content = (directory / "tokenizer.json").read_bytes()
-        text, reason = load_text_counter(content, config)
-        if reason is not None:
-            notes.append(f"Counting with `tokenizers`, not tiktoken: {reason}.")
-        if fast:
-            notes.append(text.use_fast(content))
+        text, said = text_counter(content, config, fast=fast)
+        notes += said
     except OSError as error:
         notes.append(f"tokenizer.json in {directory} cannot be read: {error.strerror}.")
     except Exception as error:  # noqa: BLE001 - whatever the file holds, the gate starts

@@ -30,7 +30,7 @@ from gateway.tokens.template import RenderError
 from gateway.tokens.vocabulary import OutOfTime, Unencodable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from gateway.tokens.encoder import TextCounter
     from gateway.tokens.request import Media, Request
@@ -97,6 +97,13 @@ class LocalCounter:
     def renders(self) -> bool:
         """Whether there is a template or an encoder: chats can be counted, not only estimated."""
         return self._template is not None or self._spec is not None
+
+    @property
+    def kin(self) -> Hashable:
+        """The same for two that count alike."""
+        template = None if self._template is None else self._template.kin
+        words, marks = sorted(self._words.known.items()), sorted(self.marks.items())
+        return self._text.kin, template, self._profile, self._spec, repr(words), repr(marks)
 
     @property
     def under_way(self) -> int:

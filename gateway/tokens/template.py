@@ -22,7 +22,7 @@ import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from jinja2.parser import Parser
 
@@ -127,6 +127,8 @@ class ChatTemplate:
         # A chain of mappings otherwise, which each rendering copies name by name.
         self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
+        self.kin: Hashable = source, repr(sorted(self._special_tokens.items()))
+        """The same for two that render alike."""
         tree = environment.parse(source)
         self.content_format: ContentFormat = _content_format(source, tree)
         self._arguments = jinja2.meta.find_undeclared_variables(tree)

@@ -37,9 +37,9 @@ async def test_a_record_says_how_long_it_took_to_read_and_count(start, monkeypat
         counter = rig.app.fleet.backends["gpu0"].counter
         count = counter.count
 
-        async def slowly(*args: Any) -> Any:
+        async def slowly(*args: Any, **more: Any) -> Any:
             await asyncio.sleep(0.005)  # the loop's clock has ticks of a millisecond
-            return await count(*args)
+            return await count(*args, **more)
 
         monkeypatch.setattr(counter, "count", slowly)
         await rig.chat(16, max_tokens=4)

@@ -95,3 +95,13 @@ def test_a_session_s_mark_says_nothing_beyond_one_run(monkeypatch) -> None:
     assert tickets.session({"x-session-id": "ses_secret"}) != mark
     odd = b"\xff\xfe".decode("utf-8", "surrogateescape")  # as aiohttp reads bytes that are no text
     assert tickets.session({"x-session-id": odd}) is not None
+
+
+async def test_a_prompt_is_counted_by_one_of_two_servers_that_say_the_same_of_themselves(
+    tmp_path,
+) -> None:
+    async with two(tmp_path) as (rig, other):
+        before = [engine.calls["/v1/tokenize"] for engine in (rig.engine, other)]
+        assert (await rig.chat(20, max_tokens=1)).status == 200
+        asked = [engine.calls["/v1/tokenize"] for engine in (rig.engine, other)]
+        assert sum(asked) == sum(before) + 1

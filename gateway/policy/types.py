@@ -210,6 +210,16 @@ FilePath = Annotated[Path, Field(strict=False), AfterValidator(_anchored)]
 
 # ---- addresses ----------------------------------------------------------------------------
 
+
+def _is_host(name: str) -> bool:
+    """Whether a resolver can be asked for it: asyncio's raises no OSError where it can not."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
 _LAST_PORT = 65_535
 _ADDRESS_REMEDY = "write HOST:PORT, for example 127.0.0.1:8080 or [::1]:8080"
 
@@ -221,6 +231,8 @@ def _address(value: str) -> str:
         raise bad("is not an address to listen on", _ADDRESS_REMEDY)
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise bad("is an IPv6 address without brackets", _ADDRESS_REMEDY)
+    if not _is_host(host.strip("[]")):
+        raise bad("is not an address to listen on", _ADDRESS_REMEDY)
     if not host:  # ":8080" means every interface nearly everywhere
         host = "0.0.0.0"  # noqa: S104  # said by the operator; `checks` asks for keys
     return f"{host.lower()}:{int(port)}"
@@ -283,13 +295,6 @@ Network = Annotated[str, AfterValidator(_network)]
 # ---- URLs ---------------------------------------------------------------------------------
 
 _DEFAULT_PORT = {"http": 80, "https": 443}
-
-
-def _is_host(name: str) -> bool:
-    try:
-        return bool(name.encode("idna"))
-    except UnicodeError:
-        return False
 
 
 def _server_url(value: str) -> str:

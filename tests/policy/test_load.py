@@ -234,6 +234,7 @@ def test_every_mistake_is_told_at_once_with_place_value_and_remedy(
         ("listen: 0.0.0.0:80", "listen", "is reachable from the network and no client has a key"),
         ("clients: [{name: x, header: {name: x-a, value: b}}]\nlisten: box:80", "listen",
          "is reachable from the network and no client has a key"),
+        (f"listen: {'a' * 64}.example:80\nallow_open: true", "listen", "is not an address to listen on"),
         ("listen: 127.0.0.1:80\ncontrol: 127.0.0.1:80", "control", "is the data plane's address too"),
         ("listen: 127.0.0.1:80\ncontrol: localhost:80", "control", "is the data plane's address too"),
         ("listen: 0.0.0.0:80\nallow_open: true\ncontrol: 127.0.0.1:80", "control",

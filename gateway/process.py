@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import math
 import os
@@ -104,7 +105,13 @@ async def serve(
 def cannot_listen(error: OSError) -> str:
     """Why, and what to do."""
     why = error.strerror or error
-    remedy = "end what listens there, or choose others with --listen and --control"
+    remedy = {
+        errno.EADDRINUSE: "end what listens there, or choose others with --listen and --control",
+        errno.EACCES: "choose ports from 1024 on with --listen and --control, or let it have these",
+    }.get(
+        error.errno or 0,
+        "give --listen and --control an address that this machine has, such as 127.0.0.1 or 0.0.0.0",
+    )
     return f"kvgate: cannot listen: {why}; {remedy}"
 
 

@@ -114,6 +114,9 @@ class Reload:
             change = self._adopt(loaded)
         except PolicyError as error:
             return self._refused(cause, error)
+        except _Fault as error:
+            self._log.error("policy_not_understood", cause=cause, exc_info=error.__cause__)
+            return self._refused(cause, self._fault(error))
         except OSError as error:  # what can be read and is wrong is a PolicyError
             return self._refused(cause, self._unread(error))
         self._policy = loaded.policy
@@ -135,6 +138,11 @@ class Reload:
         wrong = error.strerror or type(error).__name__
         remedy = "look at the disk of the policy file, its keys and its certificate"
         return PolicyError([Problem(where, "", "", wrong, remedy)], passing=True)
+
+    def _fault(self, error: _Fault) -> PolicyError:
+        where = "policy" if self.file is None else str(self.file)
+        remedy = "look at what was changed last, and report it: that is a fault of the gate"
+        return PolicyError([Problem(where, "", "", str(error), remedy)])
 
     def _refused(self, cause: str, error: PolicyError) -> tuple[bool, dict[str, Any]]:
         told_before = cause == AGAIN and error.errors == self._problems
@@ -178,12 +186,23 @@ def _says(source: Source, policy: Policy) -> bool:
     """Whether it says that very policy now."""
     try:
         return source.load() == policy
-    except PolicyError:
+    except Exception:  # noqa: BLE001  # who reads it next says what is wrong
         return False
 
 
+class _Fault(Exception):
+    """Reading a policy failed in a way nobody thought of."""
+
+
 def _read(source: Source) -> tuple[Loaded, Stamps]:
-    loaded = source.read()
+    """Raises PolicyError, OSError or _Fault: who looks at the files goes on looking, whatever is in one."""
+    try:
+        loaded = source.read()
+    except (PolicyError, OSError):
+        raise
+    except Exception as error:
+        msg = f"cannot be read ({type(error).__name__})"
+        raise _Fault(msg) from error
     return loaded, source.stamps(loaded.policy)
 
 

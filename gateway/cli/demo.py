@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gateway.cli.usage import UsageError, writable
 from gateway.demo import report
 from gateway.demo.acts import play, staged
 from gateway.demo.clock import SPEED
@@ -57,6 +58,11 @@ def run(argv: list[str]) -> int:
     if not LEAST_SECONDS <= args.seconds < math.inf:
         words = f"--seconds takes {LEAST_SECONDS:g} or more, not {args.seconds:g}"
         print(f"kvgate demo: {words}: before that there is nothing to see", file=sys.stderr)  # noqa: T201
+        return 2
+    try:
+        writable("--json", args.json)
+    except UsageError as error:
+        print(f"kvgate demo: {error}", file=sys.stderr)  # noqa: T201
         return 2
     handle, path = tempfile.mkstemp(prefix="kvgate-demo-", suffix=".log")
     with os.fdopen(handle, "w") as log:

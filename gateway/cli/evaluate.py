@@ -14,6 +14,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gateway.cli.usage import UsageError, writable
 from gateway.lab.cells import ABLATIONS, FLEET, POLICIES
 from gateway.lab.evaluate import evaluate
 from gateway.lab.page import page
@@ -63,8 +64,10 @@ def run(argv: list[str]) -> int:
         print(f"kvgate evaluate: --seeds must be at least 1, not {seeds}", file=sys.stderr)  # noqa: T201
         return 2
     try:
-        for path in filter(None, (args.json, args.html, args.markdown)):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        for option in ("json", "html", "markdown"):
+            if (path := getattr(args, option)) is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                writable(f"--{option}", path)
         result = evaluate(
             args.scenario or (list(QUICK_ONES) if args.quick else list(SCENARIOS)),
             args.policy or USUAL,
@@ -74,7 +77,7 @@ def run(argv: list[str]) -> int:
             logs=None if args.logs is None else str(args.logs),
             progress=_progress,
         )
-    except (KeyError, ValueError, OSError) as error:
+    except (KeyError, ValueError, OSError, UsageError) as error:
         words = error.args[0] if isinstance(error, KeyError) else error
         print(f"kvgate evaluate: {words}", file=sys.stderr)  # noqa: T201
         return 2

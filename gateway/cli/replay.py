@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from gateway.cli.stress import EPILOG, KEY, finish, key_headers, progress
-from gateway.cli.usage import UsageError, server_url
+from gateway.cli.usage import UsageError, server_url, writable
 from gateway.lab.replay import read, replay
 
 
@@ -39,6 +39,7 @@ def run(argv: list[str]) -> int:
         url = server_url(args.url, KEY)
         if not 0 < args.faster < math.inf:
             raise UsageError("--faster must be a number above 0.")  # noqa: TRY301
+        writable("--json", args.json)
     except OSError as error:
         words = f"{args.records} cannot be read: {error.strerror or error}"
         print(f"kvgate replay: {words}", file=sys.stderr)  # noqa: T201

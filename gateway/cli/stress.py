@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway.cli.usage import UsageError, server_url
+from gateway.cli.usage import UsageError, server_url, writable
 from gateway.lab.loads import comparison, table
 from gateway.lab.stress import DEMANDS, Point, stress
 
@@ -85,6 +85,7 @@ def run(argv: list[str]) -> int:
         return 2
     try:
         url = server_url(args.url, KEY)
+        writable("--json", args.json)
     except UsageError as error:
         print(f"kvgate stress: {error}", file=sys.stderr)  # noqa: T201
         return 2

@@ -10,6 +10,8 @@ from gateway.policy.types import ServerUrl
 from gateway.upstream.facts import parse_version
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gateway.upstream.facts import Version
 
 
@@ -23,6 +25,17 @@ def engine_version(text: str) -> Version:
     if version is None:
         raise UsageError("--engine-version takes three numbers, as 0.5.17.")
     return version
+
+
+def writable(option: str, path: Path | None) -> None:
+    """Asked before what takes minutes, and would end with its numbers lost. An absent file is made."""
+    if path is None:
+        return
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        needed = f"{option} {path} cannot be written: {error.strerror or error}."
+        raise UsageError(needed) from None
 
 
 def server_url(text: str, key: str) -> str:

@@ -160,14 +160,31 @@ def parse(data: bytes) -> dict[str, Any]:
         raise Invalid(TOO_MANY)
     try:
         body = orjson.loads(data.removeprefix(MARK))
-    except orjson.JSONDecodeError as error:  # it says what and where, and none of what is there
-        deep = error.msg.startswith("depth limit")
-        raise Invalid(TOO_DEEP if deep else f"the body is not valid JSON: {error}") from None
+    except orjson.JSONDecodeError as error:
+        raise Invalid(_not_json(data, error)) from None
     except RecursionError:
         raise Invalid(TOO_DEEP) from None
     if not isinstance(body, dict):
         raise Invalid("the body must be a JSON object")
     return body
+
+
+def _not_json(data: bytes, error: orjson.JSONDecodeError) -> str:
+    """What is wrong and where, and none of what is there."""
+    if error.msg.startswith("depth limit"):
+        return TOO_DEEP
+    if "surrogate" not in error.msg:
+        return f"the body is not valid JSON: {error}"
+    try:
+        data.decode()
+    except (
+        UnicodeDecodeError
+    ) as found:  # the reader says no more than that, and that it is at its beginning
+        return f"the body is no UTF-8 text at its byte {found.start}; encode it as UTF-8"
+    return (
+        f"a text in the body has half a character, a surrogate without its other, at char {error.pos}: "
+        "it was cut there; cut between characters"
+    )
 
 
 def _has_too_many(data: bytes) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +185,10 @@ def load(path: Path) -> Document:
 
 
 def save(path: Path, document: Document, *, put_aside: bool = False) -> None:
-    """Write `document` to `path`, whole or not at all. Raises OSError."""
+    """Write `document` to `path`, whole or not at all. Raises OSError, also where a device, a pipe or a folder
+    stands there: with /dev/null root would take the machine's own away."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is there and no file; name one, or leave `state` out")
     unfinished = path.with_name(path.name + ".part")
     path.parent.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
     try:

@@ -14,7 +14,7 @@ from gateway.policy.salvage import is_read
 from gateway.policy.types import host_port, is_here, is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from gateway.policy.bounds import Limits
     from gateway.policy.problems import Loc
@@ -30,7 +30,7 @@ def between(
     backends: Mapping[int, Backend], clients: Mapping[int, Client], listen: str, control: str
 ) -> list[Finding]:
     """Every contradiction between values that are well formed by themselves."""
-    same_url = _twice("backends", "url", ((i, b.url) for i, b in backends.items()))
+    same_url = _twice("backends", "url", ((i, b.url) for i, b in backends.items()), _at)
     repeated = {f.loc[1] for f in same_url}  # names that are made from the URL are equal as well
     found = [
         *same_url,
@@ -84,23 +84,35 @@ def between(
     return found
 
 
-def _twice(section: str, field: str, values: Iterable[tuple[int, object]]) -> list[Finding]:
+def _twice(
+    section: str,
+    field: str,
+    values: Iterable[tuple[int, object]],
+    meant: Callable[[object], object] = lambda value: value,
+) -> list[Finding]:
+    """Values of which an earlier one says the same; `meant` is what tells two of them apart."""
     first: dict[object, int] = {}
     found = []
     for i, value in values:
         if not is_read(value):
             continue
-        if value in first:
+        same = meant(value)
+        if same in first:
             found.append(
                 Finding(
                     (section, i, field),
                     value,
-                    f"is already used by {section}[{first[value]}]",
+                    f"is already used by {section}[{first[same]}]",
                     "make them different or remove one",
                 )
             )
-        first.setdefault(value, i)
+        first.setdefault(same, i)
     return found
+
+
+def _at(url: object) -> object:
+    """The server behind a URL: its memory would be promised twice under two names."""
+    return str(url).replace("//localhost:", "//127.0.0.1:", 1)
 
 
 def _backend(loc: Loc, backend: Backend) -> list[Finding]:

@@ -2,7 +2,8 @@
 
 Read with PyYAML's safe resolver, in two steps: compose the node tree, then walk it ourselves, since
 the ready-made constructor forgets lines and lets the second of two equal keys win in silence.
-Aliases and merge keys work; a value that contains itself does not.
+Aliases and merge keys work; a value that contains itself does not, nor do aliases of aliases that come
+to more than anybody writes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from typing import Any
 import yaml
 
 from gateway.policy.problems import ABSENT, Finding, Loc, holds_secret
+
+MOST_VALUES = 100_000
+"""What a text may hold, aliases written out. A policy has hundreds; nine lines of aliases make millions,
+which take minutes and all memory to walk through."""
 
 
 @dataclass(slots=True)
@@ -42,6 +47,12 @@ def read(text: str, name: str) -> Document:
             document.data = _Walk(loader, document).value(node, ())
     except yaml.YAMLError as error:
         document.findings.append(_syntax(error, document))
+    except RecursionError:
+        wrong = "is not YAML that can be read: it is nested too deeply"
+        document.findings.append(Finding((), ABSENT, wrong, "close brackets that are left open"))
+    except _TooMuch:
+        wrong = f"holds more than {MOST_VALUES:,} values, aliases written out"
+        document.findings.append(Finding((), ABSENT, wrong, "use fewer aliases"))
     finally:
         if loader is not None:
             loader.dispose()
@@ -64,15 +75,23 @@ def _syntax(error: yaml.YAMLError, document: Document) -> Finding:
 _MERGE = "tag:yaml.org,2002:merge"
 
 
+class _TooMuch(Exception):
+    """More than MOST_VALUES."""
+
+
 class _Walk:
-    """One pass over the node tree."""
+    """One pass over the node tree. Raises _TooMuch."""
 
     def __init__(self, loader: yaml.SafeLoader, document: Document) -> None:
         self._loader = loader
         self._document = document
         self._within: list[yaml.Node] = []
+        self._seen = 0
 
     def value(self, node: yaml.Node, loc: Loc) -> Any:  # noqa: ANN401  # YAML holds anything
+        self._seen += 1
+        if self._seen > MOST_VALUES:
+            raise _TooMuch
         self._document.lines.setdefault(loc, node.start_mark.line + 1)
         if any(node is outer for outer in self._within):
             self._find(loc, "contains itself", "write the value out instead of the alias")
@@ -110,7 +129,8 @@ class _Walk:
     def _scalar(self, node: yaml.Node, loc: Loc) -> Any:  # noqa: ANN401  # YAML holds anything
         try:
             return self._loader.construct_object(node)
-        except (yaml.YAMLError, ValueError):  # a bad tag, an impossible date
+        # A bad tag, an impossible date; a word that is tagged as a truth value or a time.
+        except (yaml.YAMLError, ValueError, KeyError, AttributeError):
             self._find(loc, "is not a value YAML knows", "put it into quotes")
             return None
 

@@ -22,6 +22,7 @@ from gateway.policy.origins import Origins  # noqa: TC001 - pydantic reads it
 from gateway.policy.routing import RouteRule
 from gateway.policy.section import Section
 from gateway.policy.types import (
+    MOST,
     Address,
     Admission,
     CollectorUrl,
@@ -142,7 +143,7 @@ class Observe(Section):
     """Size at which the records file is rotated before its day is over, bytes. Default 64 MiB: some
     70,000 requests of about 900 bytes, and small enough to open."""
 
-    records_keep: int = Field(default=14, ge=0)
+    records_keep: int = Field(default=14, ge=0, le=MOST)
     """Rotated files kept beside the current one, compressed (`records-2026-11-29.1.jsonl.gz`); those
     older than 7 days go in any case. Default 14: two a day for a week, some 200 MiB in all, as they
     shrink to a sixth or less."""
@@ -158,7 +159,7 @@ class Observe(Section):
     move (every 40 decode steps). One costs some three milliseconds of processor time with 200
     requests running and 60 waiting, and so less than a thousandth of one core."""
 
-    collect_max_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    collect_max_bytes: int = Field(default=256 << 20, ge=1 << 20, le=MOST)
     """Most the folder's files may have together, bytes; the oldest go first. Default 256 MiB: two
     servers write some 12 MB a day and a week of that is below 20 MB once compressed, so the cap is
     for a box with many. At least 1 MiB: below that hardly an hour fits."""

@@ -27,7 +27,20 @@ def bad(wrong: str, remedy: str) -> PydanticCustomError:
 # ---- numbers ------------------------------------------------------------------------------
 
 
+MOST = (1 << 53) - 1
+"""The largest whole number: what every reader of JSON keeps exactly, and /status, metrics and log are
+written in. Who wants no limit writes a row of nines."""
+
+
+def _not_too_large(value: object) -> None:
+    """Said here, as a choice of numbers and words has no room for it."""
+    if isinstance(value, int) and value > MOST:
+        wrong = f"must be at most {MOST}"
+        raise bad(wrong, "lower it or leave the line out")
+
+
 def _whole_or_auto(value: object, inner: Any) -> Any:  # noqa: ANN401  # pydantic's own signature
+    _not_too_large(value)
     try:
         return inner(value)
     except ValidationError:
@@ -37,7 +50,7 @@ def _whole_or_auto(value: object, inner: Any) -> Any:  # noqa: ANN401  # pydanti
         ) from None
 
 
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, le=MOST)]
 Seconds = Annotated[float, Field(gt=0)]
 CountOrAuto = Annotated[Count | Literal["auto"], WrapValidator(_whole_or_auto)]
 
@@ -60,6 +73,7 @@ def _or_off(number: str) -> WrapValidator:
     wrong = f"must be a {number} above 0, or the word off"
 
     def read(value: object, inner: Any) -> Any:  # noqa: ANN401  # pydantic's own signature
+        _not_too_large(value)
         try:
             return inner(_yaml_switch(value))
         except ValidationError:
@@ -179,7 +193,14 @@ def filled(value: str) -> None:
 def _anchored(path: Path, info: ValidationInfo) -> Path:
     """A relative path counts from the policy file, so that the two move together."""
     filled(str(path))
-    path = path.expanduser()
+    if "\0" in str(path):
+        raise bad("holds a null character, which no path has", "write it without")
+    try:
+        path = path.expanduser()
+    except (
+        RuntimeError
+    ):  # nobody's, or of a user that this machine does not know, as in a container
+        raise bad("begins with a home directory that is not known", "write all of it") from None
     base = (info.context or {}).get("base")
     return path if path.is_absolute() or base is None else Path(base) / path
 
@@ -188,6 +209,16 @@ FilePath = Annotated[Path, Field(strict=False), AfterValidator(_anchored)]
 
 
 # ---- addresses ----------------------------------------------------------------------------
+
+
+def _is_host(name: str) -> bool:
+    """Whether a resolver can be asked for it: asyncio's raises no OSError where it can not."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
 
 _LAST_PORT = 65_535
 _ADDRESS_REMEDY = "write HOST:PORT, for example 127.0.0.1:8080 or [::1]:8080"
@@ -200,6 +231,8 @@ def _address(value: str) -> str:
         raise bad("is not an address to listen on", _ADDRESS_REMEDY)
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise bad("is an IPv6 address without brackets", _ADDRESS_REMEDY)
+    if not _is_host(host.strip("[]")):
+        raise bad("is not an address to listen on", _ADDRESS_REMEDY)
     if not host:  # ":8080" means every interface nearly everywhere
         host = "0.0.0.0"  # noqa: S104  # said by the operator; `checks` asks for keys
     return f"{host.lower()}:{int(port)}"
@@ -286,6 +319,11 @@ def _server_url(value: str) -> str:
         )
     if not parts.hostname or re.search(r"\s", text):
         raise bad("is a URL without a host", "write http://HOST:PORT")
+    if not _is_host(parts.hostname):
+        raise bad(
+            "has a host that no name server can be asked for",
+            "write an address, or a name with at most 63 characters from dot to dot",
+        )
     if parts.query or parts.fragment:
         raise bad("has a query or fragment", "give the server's root: http://HOST:PORT")
     path = parts.path.rstrip("/")

@@ -508,6 +508,12 @@ async def test_texts_without_an_end_are_read_once(rig, tail: bytes) -> None:
     [
         (b'{"messages":[{"role":"user","content":"hi \\ud83d"}]}', "surrogate"),
         (b'{"temperature":NaN}', "line 1 column 16"),
+        # PowerShell's default, and a body packed without saying so: the reader's place for both is 0.
+        (b'{"a":"caf\xe9"}', "no UTF-8 text at its byte 9; encode it as UTF-8"),
+        (gzip.compress(b"{}", mtime=0), "no UTF-8 text at its byte 1"),
+        # What an agent in JavaScript sends that cut a text inside an emoji.
+        (b'{"a":"x\\ud83d"}', "half a character, a surrogate without its other, at char 7"),
+        (b'{"a":"\\ude00"}', "half a character"),
         (b'{"max_tokens":1,}', "trailing comma"),
         (b"", "empty"),
         ('{"a": "secret"}'.encode("utf-16"), "UTF-8"),

@@ -174,3 +174,19 @@ async def test_without_a_path_nothing_is_written(start, tmp_path: Path) -> None:
     async with start() as rig:
         rig.app.gate.retracted(POOL)
     assert [file.name for file in tmp_path.iterdir()] == ["policy.yaml"]
+
+
+@pytest.mark.parametrize("put_aside", [False, True])
+def test_a_device_a_pipe_or_a_folder_is_left_where_it_is(tmp_path: Path, put_aside: bool) -> None:
+    """`state: /dev/null`, as root, made a file of it for the whole machine, and put the device aside."""
+    device, pipe, folder = tmp_path / "device", tmp_path / "pipe", tmp_path / "folder"
+    device.symlink_to("/dev/null")
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (device, pipe, folder):
+        with pytest.raises(OSError, match="no file; name one, or leave `state` out"):
+            memory.save(path, {"version": 1, "servers": {}}, put_aside=put_aside)
+    assert device.is_symlink()
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+    assert len(list(tmp_path.iterdir())) == 3, "nothing is left beside them"

@@ -1,9 +1,11 @@
-"""How a process begins: with standard files that are closed, and with signals that come too soon."""
+"""How a process begins: with standard files that are closed, signals that come too soon, an address it may not have."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
+import socket
 import sys
 
 import aiohttp
@@ -11,6 +13,7 @@ import pytest
 
 from gateway.cli import main
 from gateway.cli.outset import NOT_YET
+from gateway.process import cannot_listen
 from tests.edge.rig import CHAT, chat
 from tests.fakes.sglang import FakeSGLang
 from tests.ports import free_port
@@ -69,3 +72,19 @@ def test_a_reload_that_is_asked_for_before_the_gate_runs_does_not_end_it(tmp_pat
         for name, was in before.items():
             signal.signal(getattr(signal, name), was)
     assert "none.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(errno.EADDRINUSE, "in use"), "end what listens there"),
+        (OSError(errno.EACCES, "denied"), "ports from 1024 on"),
+        (OSError(errno.EADDRNOTAVAIL, "not here"), "an address that this machine has"),
+        (socket.gaierror(socket.EAI_NONAME, "no such name"), "an address that this machine has"),
+    ],
+)
+def test_what_cannot_be_listened_on_is_told_with_what_helps(error: OSError, remedy: str) -> None:
+    """Nothing is to be ended where the address is another machine's."""
+    told = cannot_listen(error)
+    assert told.startswith(f"kvgate: cannot listen: {error.strerror}; ")
+    assert remedy in told

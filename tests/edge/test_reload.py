@@ -13,6 +13,7 @@ import pytest
 from gateway import reload
 from gateway.app import App
 from gateway.edge import backends
+from gateway.policy import source
 from gateway.policy.source import Source
 from tests.edge.rig import CHAT, TEXT, Rig, chat, written
 from tests.fakes.behaviour import Behaviour
@@ -311,6 +312,33 @@ async def test_a_changed_file_is_read_when_it_has_come_to_rest(
         done = rig.app.reload.status()["reloads"]
         await asyncio.sleep(0.2)
         assert rig.app.reload.status()["reloads"] == done, "nothing changed, nothing read"
+
+
+async def test_a_file_that_nobody_thought_of_is_told_and_the_next_one_is_read(
+    start, write, tmp_path: Path, monkeypatch
+) -> None:
+    """A fault of ours while reading would end the look at the files, without a word in /status."""
+    monkeypatch.setattr(reload, "POLL_S", 0.02)
+    real = source.load_policy
+
+    def load(path: Path, **options: Any) -> Any:
+        if "sk-planted" in path.read_text():
+            raise KeyError("sk-planted")
+        return real(path, **options)
+
+    monkeypatch.setattr(source, "load_policy", load)
+    async with start() as rig:
+        (tmp_path / "policy.yaml").write_text("# sk-planted")
+        await rig.until(lambda: rig.app.reload.status()["problems"])
+        (problem,) = rig.app.reload.status()["problems"]
+        assert problem["wrong"] == "cannot be read (KeyError)"
+        assert problem["where"].endswith("policy.yaml")
+        got = await rig.control("/reload", "POST")
+        assert (got.status, got.json()["reloaded"]) == (422, False)
+        assert b"sk-planted" not in got.body
+        write(rig, backend={"slots": 4})
+        await rig.until(lambda: rig.app.policy.backends[0].slots == 4)
+        assert rig.app.reload.status()["problems"] == []
 
 
 async def test_a_mounted_configuration_is_swapped_by_a_link(tmp_path: Path, monkeypatch) -> None:

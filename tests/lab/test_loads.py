@@ -9,6 +9,8 @@ import aiohttp
 import pytest
 
 from gateway.app import App
+from gateway.cli import demo as demo_command
+from gateway.cli import evaluate as evaluate_command
 from gateway.cli import replay as replay_command
 from gateway.cli import stress as stress_command
 from gateway.cli import twin as twin_command
@@ -160,6 +162,22 @@ def test_an_url_that_is_none_is_one_sentence(tmp_path, capsys, url, words):
         assert (out, err.count("\n")) == ("", 1)
         assert words in err
         assert "key@" not in err
+
+
+def test_a_result_that_cannot_be_written_is_said_before_the_load(tmp_path, capsys):
+    """It ended a run of an hour, and its numbers with it."""
+    records = str(lines(tmp_path, record(0.0)))
+    url = "http://127.0.0.1:9"
+    for run, argv in (
+        (stress_command.run, [url]),
+        (replay_command.run, [records, url]),
+        (demo_command.run, []),
+        (evaluate_command.run, ["--quick"]),
+    ):
+        assert run([*argv, "--json", str(tmp_path)]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert f"--json {tmp_path} cannot be written: Is a directory." in err
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "0", "-1"])

@@ -151,3 +151,30 @@ async def test_another_site_cannot_make_an_operators_browser_drain_the_gate(rig)
         ) as answer:
             assert answer.status == status
             assert rig.app.draining.begun == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "http://other.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "https://gate.example", "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "OWN"}, 200),
+        ({}, 200),
+    ],
+    ids=[
+        "another page",
+        "a page of no site",
+        "the own page behind a proxy",
+        "the own page",
+        "a script",
+    ],
+)
+async def test_a_browser_that_sends_no_fetch_metadata_is_known_by_the_origin(
+    rig, headers: dict[str, str], status: int
+) -> None:
+    """None sends it to a plain http address on the network, and one page there could stop the gate."""
+    own = rig.app.control_url
+    sent = {name: own if value == "OWN" else value for name, value in headers.items()}
+    async with rig.http.post(own + "/reload", headers=sent) as got:
+        assert got.status == status

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.document import read
+from gateway.policy.document import MOST_VALUES, read
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False)
@@ -61,6 +61,9 @@ def test_aliases_and_merge_keys_work() -> None:
         ("a: !!python/object:os.system x", "is not a value YAML knows"),
         ("a: 2026-99-99", "is not a value YAML knows"),
         ("a: [1", "is not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("a: !!bool maybe", "is not a value YAML knows"),
+        ("a: !!timestamp soon", "is not a value YAML knows"),
+        ("a: " + "[" * 5000, "is not YAML that can be read: it is nested too deeply"),
         ("a: 1\n---\nb: 2", "is not YAML: but found another document"),
         ("a: \x07", "is not YAML: it holds characters YAML does not allow"),
         ("a: *unknown", "is not YAML: found undefined alias 'unknown'"),
@@ -70,6 +73,17 @@ def test_aliases_and_merge_keys_work() -> None:
 def test_what_cannot_be_read_is_found_and_not_quoted(text: str, wrong: str) -> None:
     (finding,) = read(text, "f").findings
     assert finding.wrong == wrong
+
+
+def test_aliases_of_aliases_end_before_they_take_the_memory() -> None:
+    lines = [
+        "a0: &a0 [x]",
+        *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)),
+    ]
+    document = read("\n".join(lines), "f")
+    (finding,) = document.findings
+    assert finding.wrong == f"holds more than {MOST_VALUES:,} values, aliases written out"
+    assert len(document.lines) <= MOST_VALUES, "millions would take minutes"
 
 
 def test_an_empty_text_is_no_mistake() -> None:

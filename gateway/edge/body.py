@@ -175,11 +175,9 @@ def _not_json(data: bytes, error: orjson.JSONDecodeError) -> str:
         return TOO_DEEP
     if "surrogate" not in error.msg:
         return f"the body is not valid JSON: {error}"
-    try:
+    try:  # the reader says no more than that, and that it is at its beginning
         data.decode()
-    except (
-        UnicodeDecodeError
-    ) as found:  # the reader says no more than that, and that it is at its beginning
+    except UnicodeDecodeError as found:
         return f"the body is no UTF-8 text at its byte {found.start}; encode it as UTF-8"
     return (
         f"a text in the body has half a character, a surrogate without its other, at char {error.pos}: "

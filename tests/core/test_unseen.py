@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.core.model import PoolLimits
 from gateway.core.pools import PREFILL_RATE
 from gateway.core.unseen import COUNTED_TOKENS, Look
-from tests.core.desk import GPU0, GPU1, Desk
+from tests.core.desk import GPU0, GPU1, Desk, rid
 
 ROOM = PoolLimits(kv_tokens=1_000_000, prefill_tokens=8_192)
 
@@ -112,6 +112,44 @@ def test_a_bound_says_never_slower() -> None:
     desk.now += 5.0
     look(desk, running=1)
     assert rate(desk) == pytest.approx(30_000)
+
+
+def test_a_bound_leaves_what_is_predicted_where_it_is_faster() -> None:
+    desk = desk_with()
+    place = desk.core.books.pools[GPU0]
+    place.reads_at(3_000, 0.1, desk.now)
+    place.reads_at(3_000, 2.0, desk.now)
+    assert guessed(desk, 3_000) == pytest.approx(0.15)
+    place.reads_at(3_000, 2.0, desk.now, slower=True)
+    assert guessed(desk, 3_000) == pytest.approx(2.05)
+
+
+def test_what_others_take_to_be_read_comes_before() -> None:
+    desk = Desk(gpu0=PoolLimits(kv_tokens=1_000_000))
+    place = desk.core.books.pools[GPU0]
+    place.prefill_rate = 10_000.0
+    desk.ask("before", 4_000, 10)  # a stream: 4.05 s are predicted
+    desk.ask("plain", 1_000, 10, streamed=False)
+    hold = place.ledger.holds[rid("plain")]
+    assert hold.prefilled_by == pytest.approx(4.05 + 0.1)
+
+
+def test_what_is_read_is_waited_for_no_longer() -> None:
+    desk = desk_with(8_000)
+    place = desk.core.books.pools[GPU0]
+    assert place.read_by > 8.0
+    desk.now = 0.4
+    look(desk, running=1)
+    assert place.read_by <= desk.now
+
+
+def test_a_time_in_which_nobody_looked_tells_nothing() -> None:
+    desk = desk_with(4_000)
+    desk.core.stood_still(0.2)
+    desk.now = 0.4
+    look(desk, running=1)
+    assert desk.prefill() == 0, "it is read"
+    assert rate(desk) == PREFILL_RATE, "but in what time?"
 
 
 def test_a_whole_answer_shows_that_its_prompt_was_read() -> None:

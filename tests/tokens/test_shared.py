@@ -72,6 +72,10 @@ def test_what_is_to_be_said_of_a_vocabulary_is_said_for_each(model_dir) -> None:
     notes = [read_files(model_dir, fast=True).notes for _ in range(2)]
     assert notes[0] == notes[1]
     assert notes[0], "that the optional engine is there, or is not"
+    slow, fast = (read_files(model_dir, fast=fast).text for fast in (False, True))
+    assert slow is not None
+    assert fast is not None
+    assert slow.cache is not fast.cache, "who asks for it has one of their own"
 
 
 async def test_counters_that_count_alike_are_kin(model_dir, tmp_path) -> None:
@@ -118,6 +122,7 @@ async def test_of_those_that_are_alike_only_the_first_counts(model_dir, monkeypa
     assert (first.method, second.method) == (Method.EXACT, Method.ESTIMATE)
     assert second.raw == first.raw
     assert second.lead == first.lead
+    assert first.lead.tokens, "where conversations go on"
     assert second.total >= first.total + 30
 
 

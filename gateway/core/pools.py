@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gateway.core.compiling import Compiling
 from gateway.core.prefix import Prefixes
-from gateway.core.ttft import TtftModel
+from gateway.core.ttft import LEAST_S, TtftModel
 
 if TYPE_CHECKING:
     from gateway.core.flows import Entry
@@ -130,7 +130,7 @@ class Pool:
         self.heard = now
         if not hold.timed or hold.compile_s is not None:
             return
-        took = max(now - hold.since, 1e-3)
+        took = max(now - hold.since, LEAST_S)
         self.prefill_rate += LEARN * (hold.uncached / took - self.prefill_rate)
         if hold.prediction is not None:
             self.ttft.learn(hold.prediction, took, now)
@@ -138,15 +138,14 @@ class Pool:
     def read_in(self, told: Prediction, left: int) -> float:
         """Seconds until a prompt of which nobody sees the first token is taken to be read: as predicted, but no
         longer than at the pace of all so far. Of small ones predictions learn little of how long a large one takes."""
-        wait_s = told.features[1]
-        return min(told.likely, wait_s + left / max(self.prefill_rate, 1.0))
+        return min(told.likely, told.wait_s + left / max(self.prefill_rate, 1.0))
 
-    def reads_at(self, tokens: int, seconds: float, now: float, *, slower: bool = False) -> None:
+    def reads_at(self, tokens: float, seconds: float, now: float, *, slower: bool = False) -> None:
         """So many prompt tokens were read in so long at most, or, where it may be `slower` than believed, just
         so long (see `unseen`). Nothing is to be learned of it where first tokens tell."""
         if tokens <= 0 or self.ttft.tested(now):
             return
-        rate = tokens / seconds
+        rate = tokens / max(seconds, LEAST_S)
         self.prefill_rate = rate if slower else max(rate, self.prefill_rate)
         self.ttft.reads_at(rate, slower=slower)
 

@@ -62,6 +62,11 @@ class Prediction:
     features: tuple[float, ...]
     timely: bool  # sent as a step ended
 
+    @property
+    def wait_s(self) -> float:
+        """Of it, until the prompts before it are read."""
+        return self.features[1]
+
 
 class TtftModel:
     """One pool."""

@@ -51,7 +51,7 @@ async def count(backends: list[Backend], kind: Kind, body: Body, size: int, clie
     for backend in backends:
         if backend.ready and backend.counter is not None:
             counters.setdefault(backend.counter.kin, backend.counter)
-    known: Known = {}
+    known: Known | None = {} if len(counters) > 1 else None
     best: Counted | None = None
     try:
         for counter in counters.values():

@@ -135,7 +135,7 @@ class Counter:
 
     @property
     def kin(self) -> Hashable:
-        """Of counters with the same one any may be asked: they say the same."""
+        """Of counters with the same one any may be asked: they say the same. Two microseconds to compare."""
         return self if self._kin is None or not self._exact else self._kin
 
     @property
@@ -177,7 +177,6 @@ class Counter:
             msg = f"Token id {request.largest_id}: the largest here is {self._ids - 1}."
             raise CountRefused(msg)
         pixels = pixels_of(request)
-        known = {} if known is None else known
         basis, prompts, why = await self._best(request, body_bytes, client, known)
         in_text = 0 if basis is Method.BOUND else 1
         extra, media_exact = media_tokens(request, self._media, in_text)
@@ -234,7 +233,7 @@ class Counter:
         return error
 
     async def _best(
-        self, request: Request, body_bytes: int, client: str, known: Known
+        self, request: Request, body_bytes: int, client: str, known: Known | None
     ) -> tuple[Method, tuple[int, ...], str]:
         """The best way that answers, its numbers before correction and media, and where only the bytes
         do, what is wrong with the body, or LATE."""
@@ -262,13 +261,17 @@ class Counter:
                 self._fallbacks[f"{name}_error"] += 1
         return Method.BOUND, await bounded(request, body_bytes), fault or late
 
-    def _ways(self, request: Request, known: Known) -> list[tuple[str, Method, Way]]:
+    def _ways(self, request: Request, known: Known | None) -> list[tuple[str, Method, Way]]:
         """Those there are for this request, the best first."""
         local, remote = self._local, self._remote
         ways: list[tuple[str, Method, Way]] = []
         if local is not None:
             believed = Method.EXACT if self._exact else Method.ESTIMATE
-            count = local.count if self._kin is None else partial(self._once, local, known)
+            count = (
+                local.count
+                if known is None or self._kin is None
+                else partial(self._once, local, known)
+            )
             ways.append(("local", believed, count))
         outlined = request.chat is not None and not self._remote_takes_chats
         if remote is not None and not outlined:

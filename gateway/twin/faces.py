@@ -166,14 +166,11 @@ class Face:
         flow = Flow(request, ask, server.submit(ask), self._traits)
         try:
             answer = await (flow.stream() if ask.stream else flow.collect())
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionResetError) as left:
             server.leave(ask, started, flowing=flow.flowing)
-            raise
-        except (
-            ConnectionResetError
-        ):  # likewise its client has hung up, and nobody reads what is said
-            server.leave(ask, started, flowing=flow.flowing)
-            return empty()
+            if isinstance(left, asyncio.CancelledError):
+                raise
+            return empty()  # its client has hung up as well: nobody reads it
         server.forget(ask)
         return answer
 

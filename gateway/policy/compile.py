@@ -92,9 +92,9 @@ class PoolFacts:
 
 CHUNKS_READ = 2
 """Prefill chunks at once for a server that generates nothing: it would stand still while the next prompts come over
-and are tokenized, where others decode meanwhile. A genuine 0.5.17 on two cores, 1,650 tokens a request, answered 0.74
-times what it did alone with one chunk, and 1.0 times with two, three, four and eight (medians of three turns in one
-run); chats of as many tokens and two words lost nothing with one."""
+and are tokenized, where others decode meanwhile. A genuine 0.5.17 on two cores, 1,650 tokens a request, answered 0.76
+times what it did alone with one chunk, and 0.98 to 1.01 times with two, three, four and eight (medians of three turns in
+one run; 0.91 with two in another); chats of as many tokens and two words lost nothing with one."""
 
 Part = Callable[[int], int]
 """Which part of a bound is this gate's, see `seat`."""

@@ -102,35 +102,39 @@ class Turns:
                 pool.ledger.bound_by(NOTHING)
                 pool.until = math.inf
             pool.ledger.refresh(now)
-        while (
-            self.books.waiting
-            and self._may_move(now)
-            and (choice := next_to_start(self.books, now)) is not None
-        ):
-            self._moved += 1
-            entry, ledger, demand = choice
-            hold = self.books.hold(entry, ledger.pool, demand, now)
-            self._watch_pace(ledger.pool, now)
-            self._drain.busy(now, is_busy=True)
-            asked = entry.ticket.ask.cap
-            out.append(
-                Granted(
-                    Grant(
-                        id=entry.ticket.id,
-                        pool=ledger.pool,
-                        demand=demand,
-                        clamped_from=asked if asked is not None and demand.cap < asked else None,
-                        injected=asked is None,
-                        queued_s=now - entry.since,
-                        ttft_s=hold.prediction.likely if hold.prediction else None,
-                        ttft_high_s=hold.prediction.high if hold.prediction else None,
-                        compile_s=hold.compile_s,
-                    )
-                )
-            )
+        while self.books.waiting and self._may_move(now) and self._start_next(now, out):
+            pass
         if self.books.waiting and self._look_at <= now and self._forecasts():
             self._look_at = now + rounds.LOOK_S
             self.books.at(self._look_at, Timer.LOOK, NOBODY)
+
+    def _start_next(self, now: float, out: list[Transition]) -> bool:
+        """Grant whoever's turn it is, if anything fits; whether it does."""
+        choice = next_to_start(self.books, now)
+        if choice is None:
+            return False
+        self._moved += 1
+        entry, ledger, demand = choice
+        hold = self.books.hold(entry, ledger.pool, demand, now)
+        self._watch_pace(ledger.pool, now)
+        self._drain.busy(now, is_busy=True)
+        asked = entry.ticket.ask.cap
+        out.append(
+            Granted(
+                Grant(
+                    id=entry.ticket.id,
+                    pool=ledger.pool,
+                    demand=demand,
+                    clamped_from=asked if asked is not None and demand.cap < asked else None,
+                    injected=asked is None,
+                    queued_s=now - entry.since,
+                    ttft_s=hold.prediction.likely if hold.prediction else None,
+                    ttft_high_s=hold.prediction.high if hold.prediction else None,
+                    compile_s=hold.compile_s,
+                )
+            )
+        )
+        return True
 
     def _may_move(self, now: float) -> bool:
         """Whether one more may be started or sent away now. If not, there is a timer for it."""
@@ -142,6 +146,10 @@ class Turns:
             self._put_off_until = self._turn_ends
             self.books.at(self._turn_ends, Timer.LOOK, NOBODY)
         return False
+
+    def _put_off(self, now: float) -> bool:
+        """Whether some of what waits may only have been put off."""
+        return now < self._put_off_until
 
     def _send_away(self, now: float, out: list[Transition]) -> None:
         """The gate goes down: refuse what waits, in its order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.model import Code, Granted, PoolLimits, QueueRule, Refused
+from gateway.core.model import ClientRule, Code, Granted, PoolLimits, QueueRule, Refused
 from gateway.core.turns import STEP_S
 from tests.core.desk import GPU0, Desk, rid
 
@@ -81,6 +81,29 @@ def test_a_gate_that_goes_down_sends_a_few_away_at_a_time_and_starts_none() -> N
     assert len(desk.refused) == MANY
     assert {refusal.code for refusal in desk.refused.values()} == {Code.DRAINING}
     assert desk.order == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "client"),
+    [
+        (QueueRule(max_requests=MANY, max_tokens=10**9, max_wait_s=10.0), "anyone"),
+        (QueueRule(max_requests=1_000, max_tokens=MANY * 101, max_wait_s=10.0), "anyone"),
+        (LONG, ClientRule("anyone", max_waiting=MANY)),
+    ],
+)
+def test_a_bound_refuses_nobody_for_what_was_only_put_off(rule, client) -> None:
+    """The queue is full as the room comes, and so are those that come before it has been used."""
+    desk = Desk(rule, gpu0=FULL)
+    desk.core.at_once = FEW
+    desk.ask("first", 900, 90)
+    for number in range(MANY):
+        desk.ask(f"r{number}", 90, 10, client=client)
+    desk.take(desk.core.resize(GPU0, ROOMY, desk.now))
+    for number in range(MANY):
+        desk.ask(f"late{number}", 90, 10, client=client)
+    assert not desk.refused
+    to_the_end(desk, [])
+    assert len(desk.running) == 1 + 2 * MANY
 
 
 def test_nobody_is_held_up_where_few_move() -> None:

@@ -59,6 +59,11 @@ if TYPE_CHECKING:
     from gateway.policy.source import Loaded, Source
     from gateway.seat import Seat
 
+AT_ONCE = 16
+"""Requests that are started, or sent away, between two turns of the loop: each is then 0.3 to 1 ms of work (its
+body is read again and sent, or its refusal written and told of), and thousands may wait when a server comes
+back, their time is over or the gate goes down."""
+
 CUT_S = 1.0
 """How long connections may take to end once draining is over and what is left is cancelled, and
 after that the aborts of what was cut: a process that left without them would leave the engine at
@@ -92,6 +97,7 @@ class App:
         self.journal = Journal(Straight(), self.metrics, self.records)
         # Jitter only spreads retries; nothing secret hangs on it.
         core = Admission(self._queue_rule(policy), jitter=random.Random().random)  # noqa: S311
+        core.at_once = AT_ONCE
         common = policy.leases is not None or (seat is not None and seat.store is not None)
         shared = common and policy.admission == "on"
         core.first_ceiling = NOTHING if shared else None

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.cli.usage import UsageError, engine_version
 from gateway.plan.advice import REQUESTS, Advice, Wish, advise
 from gateway.plan.cards import CARDS, DESKTOP_GIB, default_chunk
 from gateway.plan.chain import OVERHEAD_GIB, Chain, ChainError, Measured, Row, calibrate
@@ -74,6 +75,11 @@ def parser() -> argparse.ArgumentParser:
         "--requests", type=int, default=REQUESTS, metavar="N", help="that many at once"
     )
     wish.add_argument("--chunk", type=int, metavar="TOKENS", help="--chunked-prefill-size")
+    wish.add_argument(
+        "--engine-version",
+        metavar="X.Y.Z",
+        help="whose chunk it is where none is given (before 0.5.23)",
+    )
     p.add_argument("--json", metavar="PATH", help="write the result there; - for standard output")
     return p
 
@@ -92,7 +98,7 @@ def run(argv: list[str]) -> int:
         advice = advise(chain, step, wish)
         if options.json is not None:
             _write(options.json, _result(chain, rows, (chunk, step), advice))
-    except (_Usage, ChainError, ModelError) as error:
+    except (_Usage, UsageError, ChainError, ModelError) as error:
         sys.stderr.write(f"kvgate plan: {error}\n")
         return USAGE
     except BrokenPipeError:
@@ -178,7 +184,11 @@ def _chunk_tokens(options: argparse.Namespace, chain: Chain) -> int:
     if options.chunk is not None:
         return int(options.chunk)
     card = CARDS.get(options.card or "")
-    return default_chunk(chain.available_gib if card is None else card.total_mib / 1024)
+    named = options.engine_version
+    return default_chunk(
+        chain.available_gib if card is None else card.total_mib / 1024,
+        None if named is None else engine_version(named),
+    )
 
 
 def _measured(text: str) -> Measured:

@@ -285,8 +285,7 @@ class Admission(Bounds):
         """Admit nothing more: what waits is refused now, what runs may finish."""
         self._draining = True
         out: list[Transition] = []
-        for ident in list(self.books.waiting):
-            self._evict(ident, Code.DRAINING, GOING_DOWN, now, out)
+        self._pump(now, out)
         return out
 
     # ---- time and views ------------------------------------------------------------------------
@@ -322,7 +321,8 @@ class Admission(Bounds):
 
     def next_wakeup(self) -> float | None:
         """When `advance` should be called next if nothing else happens."""
-        return self.books.next_timer()
+        wake = self.books.next_timer()
+        return wake if wake is None else max(wake, self._put_off_until)
 
     def view(self, now: float) -> View:
         """Everything held and waiting, frozen."""

@@ -56,6 +56,7 @@ class Books:
         self.pools: dict[PoolId, Pool] = {}
         self.flows: dict[str, Flow] = {}
         self.waiting: dict[RequestId, Flow] = {}
+        self._entries: dict[RequestId, Entry] = {}  # of the same
         self.held: dict[RequestId, Held] = {}
         self.least = Least()
         self.lengths = LengthBook()
@@ -112,6 +113,7 @@ class Books:
         flow.put_back(entry)
         flow.want(entry.demands, 1)
         self.waiting[entry.ticket.id] = flow
+        self._entries[entry.ticket.id] = entry
         self.least.add(entry, self.waiting)
         self.tokens += entry.need
         flow.tokens += entry.need
@@ -120,8 +122,8 @@ class Books:
 
     def dequeue(self, ident: RequestId) -> Entry:
         """Take an entry out of the queue; a fence it had goes with it."""
-        flow = self.waiting.pop(ident)
-        entry = flow.remove(ident)
+        flow, entry = self.waiting.pop(ident), self._entries.pop(ident)
+        flow.remove(entry)
         flow.want(entry.demands, -1)
         self.tokens -= entry.need
         flow.tokens -= entry.need
@@ -148,7 +150,7 @@ class Books:
 
     def entry(self, ident: RequestId) -> Entry:
         """A waiting entry. Raises KeyError if it does not wait."""
-        return next(e for e in self.waiting[ident].waiting if e.ticket.id == ident)
+        return self._entries[ident]
 
     def in_line(self) -> list[Entry]:
         """All that wait, client by client, each line in its order: one pass, however long the lines are."""

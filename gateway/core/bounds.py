@@ -72,6 +72,8 @@ class Bounds(Turns):
             if code is None:
                 books.at(entry.expires, Timer.EXPIRE, ident)
                 return True
+            if self._put_off(now) and self._start_next(now, out):
+                continue  # nobody is refused for what could have been started
             if code is Code.CLIENT_LIMIT:
                 message = (
                     f"client {client.name!r} has {client.max_waiting} requests waiting, its limit"

@@ -27,10 +27,12 @@ Shares are per pool; the order looks at what a client holds anywhere. None of it
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from bisect import bisect_left, insort
+from collections import Counter
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gateway.core.others import Others
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
     from gateway.core.ledger import PoolLedger
     from gateway.core.lengths import Lengths
-    from gateway.core.model import ClientRule, Demand, PoolId, RequestId, Ticket
+    from gateway.core.model import ClientRule, Demand, PoolId, Ticket
 
 AGE_S = 30.0
 """Waiting that counts as one priority more: strict bands alone would let the lowest starve. A
@@ -89,17 +91,20 @@ class Entry:
         return self.tag, self.seq
 
 
+PLACE = attrgetter("place")
+
+
 @dataclass(slots=True)
 class Flow:
     """One client's line and what it holds."""
 
     rule: ClientRule
-    waiting: deque[Entry] = field(default_factory=deque)
+    waiting: list[Entry] = field(default_factory=list)  # in the order of their places
     tokens: int = 0  # KV tokens its waiting requests need
     held: int = 0  # KV tokens over all pools
     inflight: int = 0
     wants: dict[PoolId, int] = field(default_factory=dict)  # waiting requests per pool
-    lanes: dict[tuple[PoolId, ...], deque[Entry]] = field(default_factory=dict)
+    lanes: dict[tuple[PoolId, ...], list[Entry]] = field(default_factory=dict)
     """The same requests by where they may run: a full or dead server hides nobody's other work."""
     newest: int = 0  # arrival number of the request whose rule holds
     served: float = 0.0  # how far service has come, in tags
@@ -171,18 +176,14 @@ class Flow:
     def put_back(self, entry: Entry) -> None:
         """Insert by its place: a request the engine pushed back keeps it."""
         self.talks[entry.ticket.session] += 1
-        _insert(self.waiting, entry)
-        _insert(self.lanes.setdefault(tuple(entry.demands), deque()), entry)
+        insort(self.waiting, entry, key=PLACE)
+        insort(self.lanes.setdefault(tuple(entry.demands), []), entry, key=PLACE)
 
-    def remove(self, ident: RequestId) -> Entry:
+    def remove(self, entry: Entry) -> None:
         """Take a waiting entry out of the line. Raises KeyError if it is not there."""
-        for index, entry in enumerate(self.waiting):
-            if entry.ticket.id == ident:
-                del self.waiting[index]
-                self._leave_lane(entry)
-                self._leave_talk(entry.ticket.session)
-                return entry
-        raise KeyError(ident)
+        _take_out(self.waiting, entry)
+        self._leave_lane(entry)
+        self._leave_talk(entry.ticket.session)
 
     def change_lane(self, entry: Entry, demands: dict[PoolId, Demand]) -> None:
         """A waiting entry may now run elsewhere. Its place is its own: where it may run as before, nothing moves."""
@@ -191,7 +192,7 @@ class Flow:
             return
         self._leave_lane(entry)
         entry.demands = demands
-        _insert(self.lanes.setdefault(tuple(demands), deque()), entry)
+        insort(self.lanes.setdefault(tuple(demands), []), entry, key=PLACE)
 
     def ahead(self, pools: Container[PoolId], most: int) -> Iterator[Entry]:
         """Who waits for one of `pools`, in order: the first `most` of each lane."""
@@ -212,16 +213,17 @@ class Flow:
 
     def _leave_lane(self, entry: Entry) -> None:
         key = tuple(entry.demands)
-        self.lanes[key].remove(entry)
+        _take_out(self.lanes[key], entry)
         if not self.lanes[key]:
             del self.lanes[key]
 
 
-def _insert(line: deque[Entry], entry: Entry) -> None:
-    at = len(line)
-    while at > 0 and line[at - 1].place > entry.place:
-        at -= 1
-    line.insert(at, entry)
+def _take_out(line: list[Entry], entry: Entry) -> None:
+    """Found by its place, as thousands may leave at once, and not one after the other."""
+    at = bisect_left(line, entry.place, key=PLACE)
+    if at == len(line) or line[at] is not entry:
+        raise KeyError(entry.ticket.id)
+    del line[at]
 
 
 def within_share(flow: Flow, demand: Demand, ledger: PoolLedger, active_weight: float) -> bool:

@@ -51,6 +51,12 @@ start of a server, will answer."""
 
 GOING_DOWN = "the gate is shutting down"
 
+STEP_S = 0.001
+"""Within so much the caller has made one turn of its loop, or few; its clock counts no less."""
+
+ALL = 1 << 30
+"""No bound: where nobody else waits for the caller's thread."""
+
 NOBODY = RequestId("")
 """The request of a timer that is about none."""
 
@@ -70,6 +76,12 @@ class Turns:
         self._recall = Recall()
         self._look_at = 0.0
         self._draining = False
+        self.at_once = ALL
+        """How many are started and sent away within `STEP_S`, all steps together; the rest is due after it.
+        Each is told, which is a request's work for the caller."""
+        self._moved = 0
+        self._turn_ends = -math.inf
+        self._put_off_until = -math.inf  # more may move then; what is due as well
 
     @property
     def draining(self) -> bool:
@@ -79,38 +91,70 @@ class Turns:
     # ---- the pump ------------------------------------------------------------------------------
 
     def _pump(self, now: float, out: list[Transition]) -> None:
-        """Grant until nothing more fits."""
+        """Grant until nothing more fits, or as many as may be at once."""
         if not self.books.waiting:
+            return
+        if self._draining:
+            self._send_away(now, out)
             return
         for pool in self.books.pools.values():
             if pool.until <= now:
                 pool.ledger.bound_by(NOTHING)
                 pool.until = math.inf
             pool.ledger.refresh(now)
-        while self.books.waiting and (choice := next_to_start(self.books, now)) is not None:
-            entry, ledger, demand = choice
-            hold = self.books.hold(entry, ledger.pool, demand, now)
-            self._watch_pace(ledger.pool, now)
-            self._drain.busy(now, is_busy=True)
-            asked = entry.ticket.ask.cap
-            out.append(
-                Granted(
-                    Grant(
-                        id=entry.ticket.id,
-                        pool=ledger.pool,
-                        demand=demand,
-                        clamped_from=asked if asked is not None and demand.cap < asked else None,
-                        injected=asked is None,
-                        queued_s=now - entry.since,
-                        ttft_s=hold.prediction.likely if hold.prediction else None,
-                        ttft_high_s=hold.prediction.high if hold.prediction else None,
-                        compile_s=hold.compile_s,
-                    )
-                )
-            )
+        while self.books.waiting and self._may_move(now) and self._start_next(now, out):
+            pass
         if self.books.waiting and self._look_at <= now and self._forecasts():
             self._look_at = now + rounds.LOOK_S
             self.books.at(self._look_at, Timer.LOOK, NOBODY)
+
+    def _start_next(self, now: float, out: list[Transition]) -> bool:
+        """Grant whoever's turn it is, if anything fits; whether it does."""
+        choice = next_to_start(self.books, now)
+        if choice is None:
+            return False
+        self._moved += 1
+        entry, ledger, demand = choice
+        hold = self.books.hold(entry, ledger.pool, demand, now)
+        self._watch_pace(ledger.pool, now)
+        self._drain.busy(now, is_busy=True)
+        asked = entry.ticket.ask.cap
+        out.append(
+            Granted(
+                Grant(
+                    id=entry.ticket.id,
+                    pool=ledger.pool,
+                    demand=demand,
+                    clamped_from=asked if asked is not None and demand.cap < asked else None,
+                    injected=asked is None,
+                    queued_s=now - entry.since,
+                    ttft_s=hold.prediction.likely if hold.prediction else None,
+                    ttft_high_s=hold.prediction.high if hold.prediction else None,
+                    compile_s=hold.compile_s,
+                )
+            )
+        )
+        return True
+
+    def _may_move(self, now: float) -> bool:
+        """Whether one more may be started or sent away now. If not, there is a timer for it."""
+        if now >= self._turn_ends:
+            self._turn_ends, self._moved = now + STEP_S, 0
+        if self._moved < self.at_once:
+            return True
+        if self._put_off_until < self._turn_ends:
+            self._put_off_until = self._turn_ends
+            self.books.at(self._turn_ends, Timer.LOOK, NOBODY)
+        return False
+
+    def _put_off(self, now: float) -> bool:
+        """Whether some of what waits may only have been put off."""
+        return now < self._put_off_until
+
+    def _send_away(self, now: float, out: list[Transition]) -> None:
+        """The gate goes down: refuse what waits, in its order."""
+        while self.books.waiting and self._may_move(now):
+            self._evict(next(iter(self.books.waiting)), Code.DRAINING, GOING_DOWN, now, out)
 
     def _forecasts(self) -> bool:
         """Whether room may come without an event."""
@@ -192,6 +236,7 @@ class Turns:
         *,
         new: bool = False,
     ) -> None:
+        self._moved += 1
         entry = self.books.entry(ident)
         known = bool(entry.demands)  # else it waited for no pool: of what it lacks nothing is known
         eta = self._eta(entry, now) if known and code not in NO_ROOM_TO_TELL else None
@@ -227,7 +272,7 @@ class Turns:
 
     def _due(self, now: float) -> list[Transition]:
         out: list[Transition] = []
-        while (timer := self.books.due(now)) is not None:
+        while self._may_move(now) and (timer := self.books.due(now)) is not None:
             self._fire(*timer, now, out)
         return out
 

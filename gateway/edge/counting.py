@@ -76,7 +76,7 @@ async def answer(
     """The number of tokens. Raises nothing but cancellation."""
     try:
         rule = callers.who(request)
-        data = await bodies.read(request, policy.limits.body_bytes, policy.limits.body_s)
+        data = await lobby.turnstile.read(request, rule.name, policy.limits)
         body = callers.named(rule.name, bodies.parse(data))
         intent = _intent(body)
         backends = await lobby.for_model(intent.model, rule, len(data))

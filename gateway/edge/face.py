@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import EMPTY_PAYLOAD, HttpVersion11, web
@@ -37,6 +38,7 @@ from gateway.core.model import Code, Refusal
 from gateway.edge import cors, ids, replies
 from gateway.edge.relay import STALLED_S
 from gateway.edge.serial import Serial
+from gateway.edge.turnstile import LOST, Portions
 
 if TYPE_CHECKING:
     import asyncio
@@ -119,6 +121,7 @@ class Face(web.Server):
         self._idle: list[
             _Talk
         ] = []  # at the last search; the one that is idle for longest at the end
+        self.lost = Portions(LOST)
         self.refused: set[RequestHandler] = set()
         """Connections that were told so and are listened to for a moment yet."""
 
@@ -276,9 +279,12 @@ class _Talk(Serial):
         return await super().finish_response(request, resp, start_time)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """Thousands may go in one moment, and each ends a request."""
         if isinstance(self._manager, Face):
             self._manager.refused.discard(self)
-        super().connection_lost(exc)
+            self._manager.lost.call(partial(super().connection_lost, exc))
+        else:
+            super().connection_lost(exc)
 
     @property
     def goes_down(self) -> bool:

@@ -177,7 +177,7 @@ class DataPlane:
         trip.record.client = name = self._callers.known(trip.request)
         rule = self._callers.rule(name, trip.request.rel_url.raw_path)
         limits = self._policy.limits
-        data = await bodies.read(trip.request, limits.body_bytes, limits.body_s)
+        data = await self._lobby.turnstile.read(trip.request, name, limits)
         trip.read = True
         if self._policy.admission != "on":
             return await self._let_through(trip, dialect, data, rule)
@@ -245,8 +245,9 @@ class DataPlane:
             raise Shed(nobody(backends), None)
         if intent.known is not None:
             raise Known(intent.known)
-
+        turn = self._lobby.turnstile.turns
         counted = await counting.count(backends, intent.kind, body, size, rule.name)
+        await self._lobby.turnstile.again(turn, rule.name, 0)
         trip.counted(counted)
         allowed.check(intent, counted, self._policy.limits)
         headers = trip.request.headers

@@ -15,6 +15,7 @@ from gateway.core.model import Ask, RequestId, Ticket
 from gateway.edge import ids, models
 from gateway.edge.backend import DOUBT_S
 from gateway.edge.names import Names
+from gateway.edge.turnstile import Turnstile
 from gateway.tasks import in_time
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Lobby:
     """See the module. Its answers are true at once, and no longer than until the next await."""
 
     def __init__(self, gate: Gate, fleet: Fleet) -> None:
+        self.turnstile = Turnstile()
         self._gate = gate
         self._fleet = fleet
         self.names = Names()
@@ -51,6 +53,7 @@ class Lobby:
         backends = which()
         if _soon(backends):  # nearly never
             await self._wait(which, Ticket(ident, rule, UNKNOWN, (), size))
+            await self.turnstile.through(rule.name, size)  # all of them have heard it
             backends = which()
         return backends
 

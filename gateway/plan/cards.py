@@ -53,7 +53,13 @@ CHUNKS = ((35, 2048), (60, 4096), (160, 8192))
 LARGEST_CHUNK = 16_384
 
 
-def default_chunk(card_gib: float) -> int:
+LATER_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
+"""From `LATER_FROM` on."""
+LATER_FROM = (0, 5, 23)
+
+
+def default_chunk(card_gib: float, version: tuple[int, int, int] | None = None) -> int:
     """The prefill chunk SGLang picks for a card of that nominal size when none is given
-    (_handle_gpu_memory_settings, 0.5.6 to before 0.5.23, which picks 4,096 on 20 to 35 GB cards)."""
-    return next((chunk for below, chunk in CHUNKS if card_gib < below), LARGEST_CHUNK)
+    (_handle_gpu_memory_settings, 0.5.6 to 0.5.23). Without a version as before 0.5.23."""
+    chunks = LATER_CHUNKS if version is not None and version >= LATER_FROM else CHUNKS
+    return next((chunk for below, chunk in chunks if card_gib < below), LARGEST_CHUNK)

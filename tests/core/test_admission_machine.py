@@ -43,6 +43,7 @@ from gateway.core.model import (
     RequestId,
     Ticket,
 )
+from gateway.core.turns import ALL, STEP_S
 
 if TYPE_CHECKING:
     from gateway.core.ledger import PoolLedger
@@ -135,8 +136,9 @@ class Lives(RuleBasedStateMachine):
         self.put_back: set[RequestId] = set()
         self.compilers = Compilers()
 
-    @initialize(first=some_limits, second=some_limits)
-    def start(self, first: PoolLimits, second: PoolLimits) -> None:
+    @initialize(first=some_limits, second=some_limits, at_once=st.sampled_from([ALL, ALL, 2, 1]))
+    def start(self, first: PoolLimits, second: PoolLimits, at_once: int) -> None:
+        self.core.at_once = at_once
         for pool, of in zip(POOLS, (first, second), strict=True):
             self.take(self.core.resize(pool, of, self.now))
             self.take(self.core.set_open(pool, self.now, is_open=True))
@@ -466,8 +468,11 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def work_conserving(self) -> None:
-        """Whoever waits is held back by something that can be named."""
+        """Whoever waits is held back by something that can be named, or for a moment by those that go first."""
         books = self.core.books
+        wake = self.core.next_wakeup()
+        if self.core.at_once < ALL and wake is not None and wake <= self.now + STEP_S:
+            return
         for flow in books.flows.values():
             line = [e for e in flow.waiting if set(e.demands) & self.taking()][:LOOK_AHEAD]
             for at, entry in enumerate(line):
@@ -537,7 +542,10 @@ class Lives(RuleBasedStateMachine):
             self.take(self.core.settle(ident, Outcome.COMPLETED, self.now))
             for waiting in [i for i, s in self.state.items() if s == "waiting"]:
                 self.take(self.core.cancel(waiting, self.now))
-        self.take(self.core.advance(self.now + 1000))
+        self.now += 1000
+        while (wake := self.core.next_wakeup()) is not None:
+            self.now = max(self.now, wake)
+            self.take(self.core.advance(self.now))
         for pool in self.core.books.pools.values():
             assert (pool.ledger.kv, pool.ledger.prefill, pool.ledger.slots) == (0, 0, 0)
             assert pool.ledger.by_client == {}

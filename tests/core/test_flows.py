@@ -226,12 +226,15 @@ def test_a_line_keeps_arrival_order_when_something_comes_back() -> None:
     of = flow("a")
     for seq in (3, 7, 9):
         of.put_back(entry(seq))
-    of.put_back(entry(5))
+    five = entry(5)
+    of.put_back(five)
     of.put_back(entry(1))
     assert [e.seq for e in of.waiting] == [1, 3, 5, 7, 9]
-    assert of.remove(rid("r5")).seq == 5
+    of.remove(five)
+    assert [e.seq for e in of.waiting] == [1, 3, 7, 9]
+    assert [[e.seq for e in lane] for lane in of.lanes.values()] == [[1, 3, 7, 9]]
     with pytest.raises(KeyError):
-        of.remove(rid("r5"))
+        of.remove(five)
 
 
 def test_longest_is_per_weight() -> None:

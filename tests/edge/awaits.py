@@ -20,6 +20,7 @@ WAY: dict[str, set[str]] = {
     # They only call what is cut here; of what draining cuts, see test_drain.
     "edge/handler.py": {"_quick", "_generate"},
     "edge/lobby.py": {"for_model"},  # of a route without a record
+    "edge/turnstile.py": set(),
     "edge/heartbeat.py": {"_beat", "_one"},  # a task of its own
     "edge/relay.py": set(),
     "edge/body.py": set(),

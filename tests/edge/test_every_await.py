@@ -368,6 +368,33 @@ class AnAdapterNobodyLists(Situation):
         rig.app.data._lobby.names._read_at.clear()
 
 
+class Crowded(Situation):
+    """As many as are worked on in one turn of the loop are there already, each time it passes."""
+
+    async def before(self, rig) -> None:
+        await super().before(rig)
+        turnstile = rig.app.data._lobby.turnstile
+        through = type(turnstile).through
+
+        async def behind(client: str, size: int) -> int:
+            turnstile._left = 0
+            return await through(turnstile, client, size)
+
+        turnstile.through = behind
+
+    async def after(self, rig) -> None:
+        await super().after(rig)
+        del rig.app.data._lobby.turnstile.through
+
+
+class CrowdedWithASlowBody(Crowded, SlowBody):
+    pass
+
+
+class CrowdedAndDoubted(Crowded, Doubted):
+    pass
+
+
 SITUATIONS = [
     AnAdapterNobodyLists,
     OnAFreshConnection,
@@ -393,6 +420,9 @@ SITUATIONS = [
     Doubted,
     DoubtedMeanwhile,
     Bounded,
+    Crowded,
+    CrowdedWithASlowBody,
+    CrowdedAndDoubted,
 ]
 
 

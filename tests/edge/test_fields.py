@@ -379,14 +379,21 @@ async def test_a_message_that_is_continued_has_one_before_it(rig) -> None:
 
 
 @pytest.mark.parametrize("logprobs", [0, "0", 0.0, False])
-async def test_an_echo_without_log_probabilities_at_each_token_is_refused(rig, logprobs) -> None:
-    """A bare 500 of 0.5.17, whose answer then has none of the prompt."""
+async def test_an_echo_without_log_probabilities_at_each_token_is_refused(start, logprobs) -> None:
+    """A bare 500 of 0.5.17, whose answer then has none of the prompt; 0.5.23 answers."""
     text = {"prompt": "a", "max_tokens": 2}
-    got = await rig.post(TEXT, text | {"echo": True, "logprobs": logprobs})
-    assert (got.status, got.error["param"]) == (400, "logprobs")
-    assert rig.engine.seen == []
-    for fine in ({"echo": False, "logprobs": logprobs}, {"echo": True, "logprobs": 1}):
-        assert (await rig.post(TEXT, text | fine)).status == 200
+    bare = text | {"echo": True, "logprobs": logprobs}
+    async with start(version="0.5.17") as rig:
+        got = await rig.post(TEXT, bare)
+        assert (got.status, got.error["param"]) == (400, "logprobs")
+        assert rig.engine.seen == []
+        for fine in ({"echo": False, "logprobs": logprobs}, {"echo": True, "logprobs": 1}):
+            assert (await rig.post(TEXT, text | fine)).status == 200
+    async with start(version="0.5.23", pool=8192) as rig:
+        assert (await rig.post(TEXT, bare)).status == 200
+        assert rig.engine.seen[0].body["echo"] is True
+        # Nothing of the prompt is computed: it may be a long one.
+        assert (await rig.post(TEXT, bare | {"prompt": [1] * 2100})).status == 200
 
 
 @pytest.mark.parametrize("dp", [2])

@@ -65,6 +65,7 @@ def test_exit_codes(argv, code, capsys):
         ([*B, "--measured", "0.93"], "--measured takes"),
         ([*B, "--measured", "0.93:5"], "twice"),
         ([*B, "--requests", "0"], "at least 1"),
+        ([*B, "--engine-version", "new"], "0.5.17"),
         ([*B, "--cell-bytes", "-5"], "above 0"),
         ([*B, "--model", "/nowhere"], "/nowhere"),
         ([*B, "--json", "/nowhere/x"], "/nowhere/x"),
@@ -118,6 +119,15 @@ def test_a_model_and_a_card(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["chain"]["state_gib"] > 0.1
     (tmp_path / "config.json").write_text("[]")
     assert main(argv) == 2
+
+
+@pytest.mark.parametrize(("version", "chunk"), [("0.5.17", 2048), ("0.5.23", 4096)])
+def test_the_chunk_is_picked_as_the_version_picks_it(version, chunk, capsys):
+    argv = ["plan", "--card", "rtx3090", "--weights-gib", "8", "--cell-bytes", "32768"]
+    assert main([*argv, "--engine-version", version]) == 0
+    assert f"--chunked-prefill-size {chunk}" in capsys.readouterr().out
+    assert main([*argv, "--engine-version", version, "--chunk", "512"]) == 0
+    assert "--chunked-prefill-size 512" in capsys.readouterr().out
 
 
 def test_audit_of_a_line(capsys):

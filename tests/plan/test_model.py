@@ -117,3 +117,15 @@ def test_cards():
     assert CARDS["rtx3090"].available_gib == pytest.approx(23.2)
     assert default_chunk(24) == 2048
     assert [default_chunk(gib) for gib in (16, 46, 80, 180)] == [2048, 4096, 8192, 16384]
+
+
+@pytest.mark.parametrize(
+    ("version", "chunks"),
+    [
+        ((0, 5, 22), [2048, 2048, 2048, 4096, 8192, 16384]),
+        ((0, 5, 23), [2048, 4096, 4096, 4096, 8192, 16384]),
+    ],
+)
+def test_the_chunk_is_that_of_the_version(version, chunks):
+    """memory_hook.py of 0.5.23: 4,096 from 20 GiB on, where it was 2,048 up to 35."""
+    assert [default_chunk(gib, version) for gib in (16, 24, 32, 46, 80, 180)] == chunks

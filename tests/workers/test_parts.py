@@ -135,6 +135,7 @@ def backend(name: str, *, ready: bool, limit: int, state: str = "ready") -> sums
         "forecast_tokens": None,
         "ledgers": {"kv": ledger, "prefill": ledger, "slots": ledger},
         "deaths": limit,
+        "drift_tokens": -limit,
     }
 
 
@@ -198,6 +199,8 @@ def test_the_status_of_two_is_of_the_form_of_one() -> None:
     assert gpu0["ledgers"]["kv"] == {"limit": 12, "reserved": 2, "used": 2}
     assert (gpu0["free_tokens"], gpu0["forecast_tokens"], gpu0["deaths"]) == (4, None, 7)
     assert gpu1["ledgers"]["kv"]["limit"] == 1
+    # To each the other's requests are none of its own: what they say does not add up.
+    assert (gpu0["drift_tokens"], gpu1["drift_tokens"]) == (None, -1)
     assert told["queue"] == {
         "requests": 3,
         "tokens": 10,

@@ -21,6 +21,9 @@ NEW_BINDS_FROM = (0, 5, 12)
 RANKS_FROM = (0, 5, 12)
 LEAST = "min_tokens"
 
+ECHOES_ALONE_FROM = (0, 5, 23)
+"""Before, `echo` with `logprobs` 0 is a bare 500: it looks for those of a prompt that it has not computed."""
+
 TEXT_USUAL = 16
 """What /v1/completions takes an absent max_tokens for (0.5.6-0.5.23, and OpenAI's own API)."""
 
@@ -107,11 +110,6 @@ class Text:
         hazards.check_stop_patterns(body)
         hazards.check_numbers(body)
         stream = guard.flag(body.get("stream"), "stream")
-        echoes = guard.flag(body.get("echo"), "echo") and body.get("logprobs") is not None
-        if echoes and not (
-            body["logprobs"] is True or guard.whole(body["logprobs"] or 0, "logprobs")
-        ):
-            raise Invalid("logprobs must be at least 1 with echo, or left out", "logprobs")
         return Intent(
             kind=Kind.COMPLETION,
             cap=guard.cap(body.get(OLD), OLD, zero_is_unset=False),
@@ -121,7 +119,7 @@ class Text:
             model=guard.name(body.get("model")),
             strip_usage=not _wants_usage(body) and stream,
             prompts=guard.prompts(body["prompt"]),
-            heavy="echo with logprobs" if echoes else None,
+            heavy="echo with logprobs" if _echoes(body) and _tops(body) else None,
             compile_s=compile_s,
         )
 
@@ -129,6 +127,9 @@ class Text:
         """See `Dialect.write`."""
         out = guard.strip(body)
         out[OLD] = grant.demand.cap
+        unheard = body.get("logprobs") is not None and not _tops(body)
+        if unheard and _echoes(body) and engine.version < ECHOES_ALONE_FROM:
+            raise Invalid("logprobs must be at least 1 with echo, or left out", "logprobs")
         if intent.stream and body.get("logprobs") is not None:
             hazards.check_told(body["logprobs"], grant.demand.cap, engine, "logprobs")
         return _finish(out, intent, grant, rid, engine)
@@ -173,3 +174,13 @@ def _finish(out: Body, intent: Intent, grant: Grant, rid: str, engine: Engine) -
             grant.pool.rank
         )
     return guard.dump(out)
+
+
+def _echoes(body: Body) -> bool:
+    return guard.flag(body.get("echo"), "echo")
+
+
+def _tops(body: Body) -> int:
+    """Log-probabilities at each token; 0 where none are told, or only what was chosen."""
+    asked = body.get("logprobs")
+    return 1 if asked is True else guard.whole(asked or 0, "logprobs") or 0

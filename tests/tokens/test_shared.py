@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from gateway.edge import counting
 from gateway.tokens import Counter, Kind, Method, Unavailable, build_counter, shared
 from gateway.tokens.files import read_files
 from gateway.tokens.shared import text_counter
@@ -124,6 +126,25 @@ async def test_of_those_that_are_alike_only_the_first_counts(model_dir, monkeypa
     assert second.lead == first.lead
     assert first.lead.tokens, "where conversations go on"
     assert second.total >= first.total + 30
+
+
+async def test_each_of_several_servers_is_asked_of_the_one_count(model_dir, monkeypatch) -> None:
+    """As the way of a request asks them: one errs, and is asked itself what it believes of the same count."""
+    one, two = await counter_of(model_dir), await counter_of(model_dir)
+    first = await one.count(Kind.CHAT, CHAT, SIZE)
+    two.observe(first, first.total + 30)
+    counts = []
+    usual = type(one._local).count
+
+    async def noted(local, *args):
+        counts.append(local)
+        return await usual(local, *args)
+
+    monkeypatch.setattr(type(one._local), "count", noted)
+    servers = [SimpleNamespace(ready=True, counter=counter) for counter in (one, one, two)]
+    counted = await counting.count(servers, Kind.CHAT, CHAT, SIZE, "anyone")
+    assert counts == [one._local]
+    assert counted.total >= first.total + 30
 
 
 async def test_what_one_could_not_count_none_of_them_tries(model_dir, monkeypatch) -> None:

@@ -1,14 +1,16 @@
 """The command line: one file a command, one table here.
 
 Exit codes: 0 ok, 1 the thing checked falls short, 2 usage or configuration (one sentence on
-stderr); 130 and 141, as shells have it, where it was interrupted or nobody reads on.
+stderr), 1 too where the disk is full; 130 and 141, as shells have it, where it was interrupted or nobody reads on.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
+from contextlib import suppress
 
 from gateway.cli.outset import early_signals, standard_files
 
@@ -32,6 +34,10 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 """What a shell says of a program that SIGINT or SIGPIPE has ended."""
 
+CANNOT_WRITE = 1
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""How a disk says that it takes nothing more: `kvgate schema > /full/schema.json`."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns its exit code."""
@@ -44,11 +50,22 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # `kvgate schema | head -1`: what is left goes nowhere, or it would be tried again at the end.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        _to_nowhere()  # `kvgate schema | head -1`
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _to_nowhere()
+        with suppress(OSError):
+            print(f"kvgate: cannot write: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return CANNOT_WRITE
+
+
+def _to_nowhere() -> None:
+    """What is left of standard output is not tried again at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _main(argv: list[str] | None) -> int:

@@ -8,6 +8,7 @@ to more than anybody writes.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +73,8 @@ def _syntax(error: yaml.YAMLError, document: Document) -> Finding:
     return Finding((), ABSENT, f"is not YAML: {problem}", remedy)
 
 
+_MEANT_OTHERWISE = re.compile(r"[-+]?(0[0-7_]+|[0-9_]+(:[0-9_.]+)+)")
+"""A number to the base of 8 or 60."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -128,11 +131,16 @@ class _Walk:
 
     def _scalar(self, node: yaml.Node, loc: Loc) -> Any:  # noqa: ANN401  # YAML holds anything
         try:
-            return self._loader.construct_object(node)
+            value = self._loader.construct_object(node)
         # A bad tag, an impossible date; a word that is tagged as a truth value or a time.
         except (yaml.YAMLError, ValueError, KeyError, AttributeError):
             self._find(loc, "is not a value YAML knows", "put it into quotes")
             return None
+        if isinstance(value, int | float) and _MEANT_OTHERWISE.fullmatch(node.value):
+            wrong = "is read to the base of 8 or 60, as it begins with 0 or has colons (YAML 1.1)"
+            self._find(loc, wrong, "write the number in decimal, or put a text into quotes")
+            return None
+        return value
 
     def _find(self, loc: Loc, wrong: str, remedy: str, line: int | None = None) -> None:
         self._document.findings.append(Finding(loc, ABSENT, wrong, remedy, line))

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -27,7 +28,6 @@ from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 LINE = r"kvgate ready on http://127\.0\.0\.1:\d+, control on http://127\.0\.0\.1:\d+\n"
 
@@ -377,6 +377,26 @@ def test_who_reads_no_further_ends_a_command_without_a_word(argv: list[str]) -> 
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_full_disk_is_told_in_one_sentence(buffered: bool) -> None:
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway.cli", "schema"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=20,
+            env=env if buffered else env | {"PYTHONUNBUFFERED": "1"},
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "kvgate: cannot write: No space left on device\n",
+    )
 
 
 @pytest.mark.parametrize("command", ["serve", "check", "schema"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import hmac
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -201,6 +202,16 @@ def test_and_so_is_one_in_a_file(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "key"
     path.write_bytes(text)
     with pytest.raises(PolicyError, match="write the key"):
+        read_secrets(Policy(clients=(Client(name="a", key_file=path),)))
+
+
+@pytest.mark.parametrize("odd", ["pipe", "/dev/zero", "/dev/null"])
+def test_a_key_file_that_is_no_file_is_not_read(tmp_path: Path, odd: str) -> None:
+    """Of a pipe nobody knows when it speaks, and a device may never end."""
+    path = tmp_path / odd
+    if odd == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(PolicyError, match="is no plain file"):
         read_secrets(Policy(clients=(Client(name="a", key_file=path),)))
 
 

@@ -60,6 +60,13 @@ def test_aliases_and_merge_keys_work() -> None:
         ("a: {[1]: 2}", "has a key that is not a word"),
         ("a: !!python/object:os.system x", "is not a value YAML knows"),
         ("a: 2026-99-99", "is not a value YAML knows"),
+        *(
+            (
+                f"a: {number}",
+                "is read to the base of 8 or 60, as it begins with 0 or has colons (YAML 1.1)",
+            )
+            for number in ("010", "-0_7", "1:30", "190:20:30", "1:30.5")
+        ),
         ("a: [1", "is not YAML: expected ',' or ']', but got '<stream end>'"),
         ("a: !!bool maybe", "is not a value YAML knows"),
         ("a: !!timestamp soon", "is not a value YAML knows"),
@@ -73,6 +80,25 @@ def test_aliases_and_merge_keys_work() -> None:
 def test_what_cannot_be_read_is_found_and_not_quoted(text: str, wrong: str) -> None:
     (finding,) = read(text, "f").findings
     assert finding.wrong == wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("-0", 0),
+        ("0.5", 0.5),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("'010'", "010"),
+        ("08", "08"),
+        ("8000:30000", "8000:30000"),
+    ],
+)
+def test_numbers_that_are_what_they_look_like_are_read(text: str, value: object) -> None:
+    document = read(f"a: {text}", "f")
+    assert document.findings == []
+    assert document.data == {"a": value}
 
 
 def test_aliases_of_aliases_end_before_they_take_the_memory() -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
+from aiohttp.hdrs import SERVER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +21,9 @@ NAME: Final = "x-request-id"
 
 _CLEAN: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """A client's id that is safe to echo and to log."""
+
+OURS: Final = "kvgate"
+"""In the place of aiohttp's words, which tell strangers whose faults to try."""
 
 BYTES: Final = 14
 """112 random bits: nobody meets one of another request, and none is the beginning of another."""
@@ -37,9 +41,11 @@ def clean(headers: Mapping[str, str]) -> str | None:
 
 
 def put_on(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """See that an answer has its id."""
-    if NAME not in response.headers:
-        response.headers[NAME] = clean(request.headers) or drawn()
+    """See that an answer has its id, and that it says who answers and not in which versions."""
+    headers = response.headers
+    if NAME not in headers:
+        headers[NAME] = clean(request.headers) or drawn()
+    headers[SERVER] = OURS
 
 
 class _Named(web.Request):

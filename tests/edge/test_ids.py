@@ -1,4 +1,4 @@
-"""Every answer has its id, whoever makes it: the client's own where that is clean, else one of ours."""
+"""Every answer has its id, whoever makes it: the client's own where that is clean, else one of ours. None has versions."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ async def every(
             assert answer.status == status, (method, path)
             ids = answer.headers.getall(NAME)
             assert len(ids) == 1
+            assert answer.headers.getall("server") == ["kvgate"]
             assert fits(ids[0], echoed), (method, path, sent, ids)
 
 
@@ -65,6 +66,7 @@ async def test_of_each_route(rig, method: str, path: str) -> None:
         found = re.findall(rb"(?im)^x-request-id: (.*?)\r?$", raw.partition(b"\r\n\r\n")[0])
         assert len(found) == 1
         assert fits(found[0].decode(), echoed)
+        assert b"aiohttp" not in raw
     if method == "POST":
         await every(url, rig, method, path, 400, b"{")
     rig.handled = len(rig.records)
@@ -141,6 +143,7 @@ async def test_of_a_head_that_cannot_be_read(rig, plane: str, status: int, data:
     assert int(head.split()[1]) == (status if plane == "listen_url" else 400)
     (found,) = re.findall(r"(?im)^x-request-id: (.*?)\r?$", head)
     assert fits(found, None)
+    assert re.findall(r"(?im)^server: (.*?)\r?$", head) == ["kvgate"]
 
 
 def test_of_one_connection_too_many() -> None:

@@ -108,8 +108,6 @@ async def test_a_policy_that_cannot_be_read_in_time_is_told_and_read_later(
 
 async def test_a_gate_ends_though_a_disk_hangs(tmp_path: Path) -> None:
     """Its threads were waited for: after SIGTERM it stayed, until somebody killed it."""
-    key = tmp_path / "key"
-    os.mkfifo(key)
     policy = tmp_path / "policy.yaml"
     policy.write_text("{}\n")
     held = None
@@ -124,13 +122,14 @@ async def test_a_gate_ends_though_a_disk_hangs(tmp_path: Path) -> None:
             assert process.stdout is not None
             async with asyncio.timeout(20):
                 assert await process.stdout.readline()
-            policy.write_text(f"clients: [{{name: one, key_file: '{key}'}}]\n")
+            policy.unlink()
+            os.mkfifo(policy)
             process.send_signal(signal.SIGHUP)
             # Opened once somebody reads it; and as long as it is open here, the read does not end.
             async with asyncio.timeout(10):
                 while held is None:
                     with contextlib.suppress(OSError):
-                        held = os.open(key, os.O_WRONLY | os.O_NONBLOCK)
+                        held = os.open(policy, os.O_WRONLY | os.O_NONBLOCK)
                     await asyncio.sleep(0.02)
             process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(8):

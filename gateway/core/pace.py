@@ -53,13 +53,14 @@ class Pace:
         self._worst: float | None = None  # smoothed over windows, since the last change
         self._best = math.inf  # seconds per token; not seen yet
 
-    def window(self, tpots: list[float], running: int) -> None:
-        """What each decoding stream has needed per token so far, seconds; `running` are held."""
+    def window(self, tpots: list[float], running: int, crowd: int | None = None) -> None:
+        """What each decoding stream has needed per token so far, seconds; `running` are held. `crowd` decoded together,
+        where those whose speed is known are not all."""
         if not tpots:
             return
         tpots.sort()
         median = tpots[len(tpots) // 2]
-        if len(tpots) <= FEW:
+        if (len(tpots) if crowd is None else crowd) <= FEW:
             self._best = min(self._best, tpots[0])
         self.tokens_per_s += LEARN * (1.0 / max(median, 1e-4) - self.tokens_per_s)
         if len(tpots) < FEWEST or self.target_s is None:

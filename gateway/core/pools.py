@@ -51,6 +51,8 @@ class Pool:
     until: float = math.inf  # how long the ceiling holds; after that nothing is granted
     read_by: float = 0.0  # when all prompts sent so far were predicted to be read
     counted: tuple[int, float] | None = None  # by its engine: prompt tokens read, and in what time
+    whole: list[float] = field(default_factory=list)
+    """Of answers in one piece that have come, seconds per token: what no window has judged yet."""
     heard: float = -math.inf  # when the server was last heard: one of its steps ended then
 
     def fits(self, demand: Demand, entry: Entry) -> bool:

@@ -10,7 +10,7 @@ So these are heard:
 - *The engine's count of requests*: where it runs as many sequences as it had been sent, and none waits, it has read
   all that it had been sent. Of those from one on, so many tokens took at most from when that one was sent until then.
 - *The whole answer*: its prompt was read by then. Where nothing is generated (embeddings) that is when the first token
-  would have come.
+  would have come. And it tells how fast it was written, which `pace` and the growth of what runs live by (`rounds`).
 
 These are bounds, but for large counts of the engine's own and for answers of which nothing was generated: a bound is
 believed where it says faster, never where slower. Where first tokens of streams are seen (`TtftModel.tested`), these
@@ -23,6 +23,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from gateway.core.rounds import LEAST_TOKENS
 
 if TYPE_CHECKING:
     from gateway.core.hold import Hold
@@ -71,6 +73,8 @@ def answered(pool: Pool, hold: Hold, now: float, *, scores: bool = False) -> Non
     """A whole answer came to a request. `scores`: of each token of its prompt, which takes longer than to read it."""
     if hold.streamed:
         return
+    if pool.pacing and hold.timed and not hold.prefilling and hold.told >= LEAST_TOKENS:
+        pool.whole.append((now - hold.decoding_since) / hold.told)
     if hold.demand.cap == 0 and not scores:  # nothing was generated
         pool.has_read(hold, now)
     elif hold.prefilling and hold.timed and hold.compile_s is None and pool.counted is None:

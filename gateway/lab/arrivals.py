@@ -29,6 +29,15 @@ def azure(rate: float, cap: int, which: str = "conv") -> Arrivals:
     return arrivals
 
 
+def in_one_piece(of: Arrivals) -> Arrivals:
+    """The same from clients none of which streams."""
+
+    def arrivals(seed: int, seconds: float) -> Trace:
+        return of(seed, seconds).mapped(lambda item: replace(item, streamed=False))
+
+    return arrivals
+
+
 def mooncake(
     rate: float, cap: int, which: str = "conversation", *, clients: int | None = None
 ) -> Arrivals:

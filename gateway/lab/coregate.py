@@ -23,6 +23,7 @@ from gateway.core.model import (
     RequestId,
     Ticket,
 )
+from gateway.core.unseen import Look
 from gateway.lab.flights import Decision, Fate, Flight, Refuse, Start
 from gateway.policy.compile import PoolFacts, client_rules, pool_limits, queue_rule
 from gateway.policy.schema import Backend
@@ -43,6 +44,9 @@ _OUTCOMES = {
     Fate.PENDING: Outcome.CANCELLED,
 }
 
+
+LOADS_S = 1.0
+"""Between two looks at what a server holds, as the watch takes them (`upstream.life.Pace`)."""
 
 Part = Literal["forecast", "pace", "shares", "affinity"]
 """What can be left out, to see what it is worth."""
@@ -98,6 +102,7 @@ class CoreGate:
         self._admission = Admission(queue, jitter=jitter.random)
         self._flights: dict[RequestId, Flight] = {}
         self._flying: dict[RequestId, Flight] = {}
+        self._look_at = 0.0
         self._engines: Engines = list
         self._pools: list[PoolId] = []
 
@@ -121,6 +126,7 @@ class CoreGate:
             ask=Ask(prompts=(arrival.prompt,), cap=arrival.cap),
             pools=tuple(self._pools),
             deadline=now + self._max_wait_s,
+            streamed=arrival.streamed,
             lead=NO_LEAD if self._without == "affinity" else self._lead(arrival),
         )
         out = self._news(now)
@@ -150,6 +156,7 @@ class CoreGate:
         """Settle its reservation; a server tells then how much of the prompt it had."""
         ident = RequestId(flight.rid)
         self._true_up()
+        self._admission.true_up(ident, flight.out)  # also of an answer in one piece
         del self._flying[ident]
         if flight.job is not None and flight.fate is Fate.SERVED:
             self._admission.cached(ident, flight.job.cached)
@@ -176,6 +183,9 @@ class CoreGate:
     def advance(self, now: float) -> list[Decision]:
         """Timers."""
         out = self._news(now)
+        if self._unseen and now >= self._look_at:
+            self._look_at = now + LOADS_S
+            out += self._look(now)
         return out + self._decisions(self._admission.advance(now))
 
     def predicted(self, rid: str) -> tuple[float, float] | None:
@@ -184,7 +194,15 @@ class CoreGate:
 
     def next_wakeup(self) -> float | None:
         """Its next timer."""
-        return self._admission.next_wakeup()
+        wake = self._admission.next_wakeup()
+        if not self._unseen:
+            return wake
+        return self._look_at if wake is None else min(wake, self._look_at)
+
+    @property
+    def _unseen(self) -> bool:
+        """Whether there is something to learn that streams do not show."""
+        return any(not flight.arrival.streamed for flight in self._flying.values())
 
     def _news(self, now: float) -> list[Decision]:
         """What the taps of the streams and the watch would have told by now."""
@@ -199,7 +217,17 @@ class CoreGate:
 
     def _true_up(self) -> None:
         for ident, flight in self._flying.items():
-            self._admission.true_up(ident, flight.out)
+            if flight.arrival.streamed:
+                self._admission.true_up(ident, flight.out)
+
+    def _look(self, now: float) -> list[Decision]:
+        """What the servers have said of themselves, as they publish it."""
+        out: list[Decision] = []
+        for pool, engine in zip(self._pools, self._engines(), strict=True):
+            said = engine.publish(now)
+            look = Look(said.at, said.running, said.waiting, said.unread, said.read, said.read_s)
+            out += self._decisions(self._admission.looked(pool, look, now))
+        return out
 
     def _decisions(self, transitions: list[Transition]) -> list[Decision]:
         out: list[Decision] = []

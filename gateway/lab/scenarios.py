@@ -139,6 +139,14 @@ SCENARIOS = {
             CHAT,
         ),
         Scenario(
+            "no-streams",
+            "the same from clients none of which streams: nobody sees a first token",
+            A100_8B,
+            arrivals.in_one_piece(arrivals.azure(8.0, 4096)),
+            300.0,
+            CHAT,
+        ),
+        Scenario(
             "azure-code",
             "code completions that come in bursts, cap 1024",
             A10_8B,

@@ -1,7 +1,8 @@
 """One trace through one gate into one twin, or several, in virtual time.
 
 The loop jumps from event to event: an arrival, the end of an engine step, a timer of the gate. The
-gate sees what a proxy would see: first tokens, tokens so far, ends, deaths and returns. With
+gate sees what a proxy would see: first tokens, tokens so far (neither of an answer in one piece), ends, deaths and
+returns. With
 `honour_retries`, a refused client comes back once, when its Retry-After says.
 """
 
@@ -156,7 +157,8 @@ class Simulation:
         if flight.first is None and event.out > 0:
             # A coarse engine reports the first token on its own: it comes with the prefill step.
             flight.first = event.at
-            self._apply(self._gate.first_token(flight, now), now)
+            if flight.arrival.streamed:
+                self._apply(self._gate.first_token(flight, now), now)
         if isinstance(event, Finished):
             self._off(flight)
             flight.ended = event.at

@@ -28,6 +28,7 @@ class Arrival:
     client: str = "anyone"
     blocks: tuple[int, ...] = ()
     cap: int | None = None  # what the client sends as its limit; None: nothing
+    streamed: bool = True  # else its answer comes in one piece: nobody sees its first token
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,12 @@ def _quick(monkeypatch) -> None:
 
 async def test_a_prompt_is_read_once_its_engine_says_so(rig) -> None:
     hold = asyncio.Event()
-    rig.engine.default = Behaviour(tokens=9, hold=hold)
+    rig.engine.default = Behaviour(tokens=40, hold=hold)
     use, running = rig.engine.use, 0
     rig.engine.use = lambda: [one.__class__(running, 0, 0, 0, one.prefilled) for one in use()]
-    asked = asyncio.ensure_future(rig.chat(1000, max_tokens=9))
+    asked = asyncio.ensure_future(rig.chat(1000, max_tokens=40))
     await rig.engine.arrived()
+    pool = rig.app.gate.core.books.pools[PoolId("gpu0", 0)]
 
     async def reading() -> int:
         seen = rig.engine.calls["/v1/loads"]
@@ -54,8 +55,12 @@ async def test_a_prompt_is_read_once_its_engine_says_so(rig) -> None:
     assert await reading() > 0, "it has not begun"
     running = 1
     assert await reading() == 0
+    assert pool.whole == []
     hold.set()
     assert (await asked).status == 200
+    await rig.until(lambda: rig.reserved == 0)
+    (spent,) = pool.whole
+    assert 0 < spent < 1, "how fast it was written, which nothing else tells"
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from gateway.lab.traces import Arrival, Trace
 from gateway.twin.profiles import TINY_CPU
 
 
-def cell(scenario, policy, seconds):
-    return run_cell(Cell(scenario, policy, 0, seconds)).values
+def cell(scenario, policy, seconds, *, seed=0):
+    return run_cell(Cell(scenario, policy, seed, seconds)).values
 
 
 def test_no_gate_collapses_at_one_and_a_half_times_the_load():
@@ -106,6 +106,11 @@ def test_every_policy_of_the_contract_runs():
 def test_a_run_too_short_to_measure_says_so():
     with pytest.raises(ValueError, match="takes more than 400 s"):
         cell("incident-a", "none", 300.0)
+
+
+def test_where_nobody_streams_a_gate_is_worth_as_much():
+    """No first token is seen, and no stream's speed: 0.36 where the latter was not learned from answers, 0.86 since."""
+    assert cell("no-streams", "kvgate", 150.0, seed=2)["goodput_share"] > 0.7
 
 
 def test_every_scenario_has_arrivals_that_a_seed_repeats():

@@ -73,7 +73,8 @@ def answered(pool: Pool, hold: Hold, now: float, *, scores: bool = False) -> Non
     """A whole answer came to a request. `scores`: of each token of its prompt, which takes longer than to read it."""
     if hold.streamed:
         return
-    if pool.pacing and hold.timed and not hold.prefilling and hold.told >= LEAST_TOKENS:
+    known = hold.timed and hold.compile_s is None and not hold.prefilling
+    if pool.pacing and known and hold.told >= LEAST_TOKENS:
         pool.whole.append((now - hold.decoding_since) / hold.told)
     if hold.demand.cap == 0 and not scores:  # nothing was generated
         pool.has_read(hold, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.model import Outcome, PoolLimits, QueueRule
+from gateway.core.model import Grammar, Outcome, PoolLimits, QueueRule
 from gateway.core.pace import FEW, WINDOW_S, Pace
 from gateway.core.rounds import LEAST_TOKENS, UNSEEN
 from gateway.core.unseen import Look
@@ -98,23 +98,27 @@ def test_one_that_has_come_waits_for_another_to_be_judged_with() -> None:
         assert len(pool.whole) == (1 if number == 0 else 0)
 
 
-@pytest.mark.parametrize("why", ["short", "stood still", "failed", "streamed", "never read"])
+@pytest.mark.parametrize(
+    "why", ["short", "stood still", "failed", "streamed", "never read", "compiled"]
+)
 def test_of_these_nothing_is_learned(why) -> None:
     of = desk()
     pool = of.core.books.pools[GPU0]
-    of.ask("one", 100 if why != "never read" else 900_000, 1_000, streamed=why == "streamed")
+    grammar = Grammar(1, 2.0) if why == "compiled" else None  # in what of its time nobody knows
+    prompt = 100 if why != "never read" else 900_000
+    of.ask("one", prompt, 1_000, streamed=why == "streamed", grammar=grammar)
     if why == "streamed":
         of.first_token("one")
+    elif why == "compiled":
+        of.wait(2.2)
     elif why != "never read":
         read_now(of)
-    of.now += 4.0
+    of.now += 2.0
     if why == "stood still":
-        of.core.stood_still(3.0)
-    if why != "failed":
-        of.core.true_up(rid("one"), TOKENS if why != "short" else LEAST_TOKENS - 1)
-        of.finish("one")
-    else:
-        of.take(of.core.settle(rid("one"), Outcome.FAILED, of.now))
+        of.core.stood_still(1.0)
+    of.core.true_up(rid("one"), TOKENS if why != "short" else LEAST_TOKENS - 1)
+    ends = Outcome.FAILED if why == "failed" else Outcome.COMPLETED
+    of.take(of.core.settle(rid("one"), ends, of.now))
     assert pool.whole == []
 
 

@@ -105,8 +105,8 @@ class Backend(Section):
     has cores to spare."""
 
     tpot_s: SecondsOrOff = 0.1
-    """Seconds per output token to keep: where three of four streams are not as fast, fewer run at
-    once (learned, every 5 s; never fewer than 4, and never below three times what this server shows
+    """Seconds per output token to keep: where three of four streams, or of the answers in one
+    piece that came, are not as fast, fewer run at once (learned, every 5 s; never fewer than 4, and never below three times what this server shows
     at its best, so a slow machine is not starved). Default 0.1, ten tokens a second, twice the
     speed of reading. off: only memory limits."""
 

@@ -174,6 +174,20 @@ async def at_once(rig, path: str, body: object, many: int) -> AsyncIterator[list
         yield peers
 
 
+@asynccontextmanager
+async def behind_one(rig, many: int) -> AsyncIterator[list[Peer]]:
+    """So many that wait, as one holds the whole pool."""
+    release = asyncio.Event()
+    rig.engine.queue.append(Behaviour(hold=release, hold_at=1, tokens=2))
+    holds = asyncio.ensure_future(rig.post(TEXT, {"prompt": [1] * 20, "max_tokens": 5000}))
+    await rig.until(lambda: rig.reserved > 0)
+    async with at_once(rig, TEXT, {"prompt": [1] * 20, "max_tokens": 5}, many) as peers:
+        await rig.queued(many)
+        yield peers
+    release.set()
+    await holds
+
+
 @pytest.mark.parametrize("path", [TEXT, COUNT])
 async def test_bodies_are_parsed_few_at_a_time(start, monkeypatch, most, path) -> None:
     message = {"role": "user", "content": "a"}
@@ -211,17 +225,10 @@ async def test_connections_that_end_together_are_seen_to_few_at_a_time(start, mo
     many = 3 * LOST
     async with start() as rig, Turns() as turns:
         turns.before(rig.app.gate.core, "cancel", monkeypatch)
-        release = asyncio.Event()
-        rig.engine.queue.append(Behaviour(hold=release, hold_at=1, tokens=2))
-        holds = asyncio.ensure_future(rig.post(TEXT, {"prompt": [1] * 20, "max_tokens": 5000}))
-        await rig.until(lambda: rig.reserved > 0)
-        async with at_once(rig, TEXT, {"prompt": [1] * 20, "max_tokens": 5}, many) as peers:
-            await rig.queued(many)
+        async with behind_one(rig, many) as peers:
             for peer in peers:
                 peer.reset()
             await rig.queued(0)
-        release.set()
-        await holds
     assert len(turns.all) == many
     assert turns.most <= LOST
 
@@ -247,15 +254,8 @@ async def test_a_gate_that_goes_down_refuses_few_at_a_time(start, monkeypatch) -
     many = 5 * AT_ONCE
     async with start() as rig, Turns() as turns:
         turns.before(rig.app.data, "_instead", monkeypatch)
-        release = asyncio.Event()
-        rig.engine.queue.append(Behaviour(hold=release, hold_at=1, tokens=2))
-        holds = asyncio.ensure_future(rig.post(TEXT, {"prompt": [1] * 20, "max_tokens": 5000}))
-        await rig.until(lambda: rig.reserved > 0)
-        async with at_once(rig, TEXT, {"prompt": [1] * 20, "max_tokens": 5}, many) as peers:
-            await rig.queued(many)
+        async with behind_one(rig, many) as peers:
             rig.app.draining.begin()
             assert {(await peer.head())[0] for peer in peers} == {503}
-        release.set()
-        await holds
     assert len(turns.all) == many
     assert turns.most <= 2 * AT_ONCE

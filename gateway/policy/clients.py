@@ -177,12 +177,12 @@ class _Reader:
     def file(self, field_name: str, path: Path | None) -> Iterator[str]:
         if path is None or not is_read(path):
             return
-        if path.exists() and not path.is_file() and not path.is_dir():
-            # A pipe is empty the second time, or nobody writes into it; a device may never end.
-            wrong, remedy = "is no plain file", "name a file: it is read again with each reload"
-            self._find(field_name, str(path), wrong, remedy)
-            return
         try:
+            if path.exists() and not path.is_file() and not path.is_dir():
+                # A pipe is empty the second time, or nobody writes into it; a device may never end.
+                wrong, remedy = "is no plain file", "name a file: it is read again with each reload"
+                self._find(field_name, str(path), wrong, remedy)
+                return
             text = path.read_text(encoding="utf-8-sig")  # Windows' editors begin with a mark
         except (OSError, UnicodeDecodeError) as error:
             reason = (error.strerror or "") if isinstance(error, OSError) else "not text"

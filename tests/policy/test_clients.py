@@ -215,6 +215,14 @@ def test_a_key_file_that_is_no_file_is_not_read(tmp_path: Path, odd: str) -> Non
         read_secrets(Policy(clients=(Client(name="a", key_file=path),)))
 
 
+def test_a_key_file_that_cannot_even_be_looked_for_is_told_of_like_any_other(
+    tmp_path: Path,
+) -> None:
+    """A folder that may not be entered, or, as root may enter all, a name that is too long."""
+    with pytest.raises(PolicyError, match="cannot be read: file name too long"):
+        read_secrets(Policy(clients=(Client(name="a", key_file=tmp_path / ("k" * 300)),)))
+
+
 def test_the_mark_that_editors_of_windows_begin_a_file_with_is_no_part_of_the_key(
     tmp_path: Path,
 ) -> None:

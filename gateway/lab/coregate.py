@@ -102,6 +102,7 @@ class CoreGate:
         self._admission = Admission(queue, jitter=jitter.random)
         self._flights: dict[RequestId, Flight] = {}
         self._flying: dict[RequestId, Flight] = {}
+        self._unseen = False  # somebody does not stream: what servers say is worth a look
         self._look_at = 0.0
         self._engines: Engines = list
         self._pools: list[PoolId] = []
@@ -119,6 +120,7 @@ class CoreGate:
         ident = RequestId(flight.rid)
         self._flights[ident] = flight
         arrival = flight.arrival
+        self._unseen = self._unseen or not arrival.streamed
         name = "all" if self._without == "shares" else arrival.client
         ticket = Ticket(
             id=ident,
@@ -183,7 +185,7 @@ class CoreGate:
     def advance(self, now: float) -> list[Decision]:
         """Timers."""
         out = self._news(now)
-        if self._unseen and now >= self._look_at:
+        if self._unseen and self._flying and now >= self._look_at:
             self._look_at = now + LOADS_S
             out += self._look(now)
         return out + self._decisions(self._admission.advance(now))
@@ -195,14 +197,9 @@ class CoreGate:
     def next_wakeup(self) -> float | None:
         """Its next timer."""
         wake = self._admission.next_wakeup()
-        if not self._unseen:
+        if not (self._unseen and self._flying):
             return wake
         return self._look_at if wake is None else min(wake, self._look_at)
-
-    @property
-    def _unseen(self) -> bool:
-        """Whether there is something to learn that streams do not show."""
-        return any(not flight.arrival.streamed for flight in self._flying.values())
 
     def _news(self, now: float) -> list[Decision]:
         """What the taps of the streams and the watch would have told by now."""
@@ -221,7 +218,7 @@ class CoreGate:
                 self._admission.true_up(ident, flight.out)
 
     def _look(self, now: float) -> list[Decision]:
-        """What the servers have said of themselves, as they publish it."""
+        """What the servers say of themselves when they are asked: coarse engines publish nothing by themselves."""
         out: list[Decision] = []
         for pool, engine in zip(self._pools, self._engines(), strict=True):
             said = engine.publish(now)

@@ -1,9 +1,9 @@
 """One trace through one gate into one twin, or several, in virtual time.
 
 The loop jumps from event to event: an arrival, the end of an engine step, a timer of the gate. The
-gate sees what a proxy would see: first tokens, tokens so far (neither of an answer in one piece), ends, deaths and
-returns. With
-`honour_retries`, a refused client comes back once, when its Retry-After says.
+gate sees what a proxy would see: first tokens and tokens so far (neither of an answer in one piece),
+ends, deaths and returns. With `honour_retries`, a refused client comes back once, when its Retry-After
+says.
 """
 
 from __future__ import annotations

@@ -200,6 +200,30 @@ async def test_bodies_are_parsed_few_at_a_time(start, monkeypatch, most, path) -
     assert turns.most <= most
 
 
+async def test_bodies_that_end_together_are_parsed_few_at_a_time(start, monkeypatch, most) -> None:
+    """Their heads came before, one by one, and passed."""
+    whole = request(TEXT, {"model": "tiny", "prompt": [1] * 9, "max_tokens": 2})
+    reading = []
+    read = turnstile.body.read
+
+    async def noted(*args: object) -> bytes:
+        reading.append(1)
+        return await read(*args)
+
+    monkeypatch.setattr(turnstile.body, "read", noted)
+    async with start() as rig, Turns() as turns, AsyncExitStack() as stack:
+        turns.before(turnstile.body, "parse", monkeypatch)
+        peers = [await stack.enter_async_context(rig.socket()) for _ in range(MANY)]
+        for peer in peers:
+            peer.writer.write(whole[:-1])
+        await rig.until(lambda: len(reading) == MANY)
+        for peer in peers:
+            peer.writer.write(whole[-1:])
+        assert {(await peer.head())[0] for peer in peers} == {200}
+    assert len(turns.all) == MANY
+    assert turns.most <= most
+
+
 async def test_what_was_not_counted_in_time_goes_on_few_at_a_time(start, monkeypatch, most) -> None:
     """They came at once, and their time to be counted is over at once."""
     monkeypatch.setattr("gateway.tokens.counter.REMOTE_SECONDS", 0.2)

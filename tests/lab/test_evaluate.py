@@ -113,6 +113,26 @@ def test_where_nobody_streams_a_gate_is_worth_as_much():
     assert cell("no-streams", "kvgate", 150.0, seed=2)["goodput_share"] > 0.7
 
 
+def test_of_an_answer_in_one_piece_a_gate_hears_nothing_before_its_end():
+    class Hears(CoreGate):
+        firsts, ends = [], []
+
+        def first_token(self, flight, now):
+            self.firsts.append(flight.arrival.streamed)
+            return super().first_token(flight, now)
+
+        def ended(self, flight, now):
+            if not flight.arrival.streamed:
+                self.ends.append(self._admission.books.live(flight.rid).seen)
+            return super().ended(flight, now)
+
+    arrivals = tuple(Arrival(0.5 * n, 200, 40, "c", streamed=n % 2 == 0) for n in range(20))
+    run = simulate(Trace("mixed", arrivals), Hears(max_wait_s=30.0), TINY_CPU, seconds=120.0)
+    assert all(flight.fate is Fate.SERVED for flight in run.flights)
+    assert Hears.firsts == [True] * 10
+    assert Hears.ends == [0] * 10
+
+
 def test_every_scenario_has_arrivals_that_a_seed_repeats():
     for scenario in SCENARIOS.values():
         one, again, other = (scenario.arrivals(seed, 200.0) for seed in (1, 1, 2))
